@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the destination node of a move does."""
+
+from oslo_utils import units
+
+from cinder_localstor.datapath import engine
+from cinder_localstor.datapath import handles
+from cinder_localstor.datapath import regions
+from cinder_localstor.datapath import transfer
+from cinder_localstor import exception
+from cinder_localstor.node import interface
+
+
+class Destination:
+    """The destination side of moves on this node.
+
+    Every method is idempotent.
+    """
+
+    def __init__(self, node: interface.Node, path: engine.Engine) -> None:
+        self._node = node
+        self._engine = path
+        self._handles = handles.Handles(node)
+
+    def examine(self, size: int, block_size: int, host: str
+                ) -> dict[str, str]:
+        """Whether a volume can move here; what the source has to know.
+
+        :param size: bytes
+        :param block_size: bytes of a logical block at the source
+        :returns: `initiator`, the IQN that will ask for the source
+        :raises BlockSizesDiffer: the disks here have other blocks
+        :raises NotEnoughSpace: the volume group is too full
+        """
+        group = self._node.volumes
+        found = group.block_size()
+        if found != block_size:
+            raise exception.BlockSizesDiffer(
+                group=group.name, host=host, found=found,
+                expected=block_size)
+        capacity = group.capacity()
+        if not capacity.thin and capacity.free < size:
+            raise exception.NotEnoughSpace(
+                group=group.name, host=host, name='the volume',
+                free='%.2f GiB' % (capacity.free / units.Gi),
+                needed='%.2f GiB' % (size / units.Gi))
+        return {'initiator': self._node.initiator.name()}
+
+    def create_destination(self, move: transfer.Transfer) -> None:
+        """Make the logical volume that the data will arrive on."""
+        self._node.volumes.create(
+            move.destination_name, move.size,
+            transfer.tags(volume=move.volume_id, generation=move.generation,
+                          move=move.move_id))
+
+    def create_map(self, move: transfer.Transfer) -> None:
+        """Make the region map; only before the volume is first used."""
+        self._engine.create_map(move)
+
+    def _source_node(self, move: transfer.Transfer) -> str:
+        return move.destination_name + '-source'
+
+    def connect_source(self, move: transfer.Transfer) -> None:
+        """Connect the source copy and put the source node over it."""
+        device_mapper = self._node.device_mapper
+        disk = self._node.initiator.connect(move.export)
+        name = self._source_node(move)
+        table = [interface.Segment(0, move.size // interface.SECTOR,
+                                   'linear', '%s 0' % disk)]
+        device = device_mapper.devices().get(name)
+        if device is None:
+            device_mapper.create(name, table, read_only=True)
+        else:
+            # The disk may have come back under another name.
+            device_mapper.reload(name, table, read_only=True)
+
+    def build_engine(self, move: transfer.Transfer) -> None:
+        """Make the engine's node, hydration off."""
+        self._engine.build(
+            move, self._node.device_mapper.path(self._source_node(move)))
+
+    def build_handle(self, move: transfer.Transfer) -> None:
+        """Let the handle lie on the engine's node."""
+        self._handles.rest_on(
+            move.destination_name,
+            self._node.device_mapper.path(
+                self._engine.node_name(move.destination_name)), move.size)
+
+    def start_hydration(self, move: transfer.Transfer) -> None:
+        """Begin to copy in the background.
+
+        What was read of the source before may be stale (hazard H2).
+        """
+        device_mapper = self._node.device_mapper
+        device_mapper.forget_cached(
+            self._handles.path(move.destination_name))
+        device_mapper.forget_cached(
+            device_mapper.path(self._source_node(move)))
+        self._engine.start_hydration(move)
+
+    def settle(self, move: transfer.Transfer) -> None:
+        """Make all that has arrived durable."""
+        self._engine.settle(move)
+
+    def progress(self, move: transfer.Transfer,
+                 devices: dict[str, interface.Device]) -> engine.Progress:
+        """How far the move is.
+
+        A node whose handle does not lie on the engine counts as missing it.
+        """
+        handle = devices.get(handles.handle_name(move.destination_name))
+        node_name = self._engine.node_name(move.destination_name)
+        if handle is None or handle.under != (node_name,):
+            return engine.Progress(engine.Hydration.MISSING)
+        return self._engine.progress(move, devices)
+
+    def stand_alone(self, move: transfer.Transfer) -> None:
+        """Let the handle lie on the logical volume; all has arrived."""
+        self._handles.rest_on(
+            move.destination_name,
+            self._node.volumes.path(move.destination_name), move.size)
+
+    def remove_engine(self, move: transfer.Transfer) -> None:
+        """Remove the engine's node and the source node under it."""
+        self._engine.remove(move)
+        self._node.device_mapper.remove(self._source_node(move))
+
+    def disconnect_source(self, move: transfer.Transfer) -> None:
+        """Log out of the source."""
+        self._node.initiator.disconnect(move.export)
+
+    def remove_map(self, move: transfer.Transfer) -> None:
+        """Remove the region map."""
+        self._engine.remove_map(move)
+
+    def keep_destination(self, move: transfer.Transfer) -> None:
+        """Let the logical volume's tags say that it is complete."""
+        self._node.volumes.retag(move.destination_name, add=frozenset(),
+                                 remove=transfer.tags(move=move.move_id))
+
+    def remove_handle(self, move: transfer.Transfer) -> None:
+        """Remove the handle.
+
+        :raises VolumeInUse: somebody has it open
+        """
+        self._node.device_mapper.remove(
+            handles.handle_name(move.destination_name))
+
+    def delete_destination(self, move: transfer.Transfer) -> None:
+        """Remove the copy that did not arrive, wiped."""
+        volumes = self._node.volumes
+        if move.destination_name in volumes.logical_volumes():
+            volumes.clear(move.destination_name)
+            volumes.remove(move.destination_name)
+
+
+def choose_regions(size: int, configuration) -> dict[str, int]:
+    """Region size, threshold and batch of a move that begins now.
+
+    They are kept with the move: the map has a meaning only with its region
+    size, whatever the options say tomorrow (hazard H10).
+    """
+    return {'region_sectors': regions.region_sectors(
+                size, configuration.localstor_region_size),
+            'threshold': configuration.localstor_hydration_threshold,
+            'batch': configuration.localstor_hydration_batch}

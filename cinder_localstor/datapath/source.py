@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the source node of a move does."""
+
+from cinder_localstor.datapath import handles
+from cinder_localstor.datapath import transfer
+from cinder_localstor.node import interface
+
+
+class Source:
+    """The source side of moves on this node; every method is idempotent."""
+
+    def __init__(self, node: interface.Node) -> None:
+        self._node = node
+        self._handles = handles.Handles(node)
+
+    def describe_export(self, move_id: str, initiator: str
+                        ) -> interface.Export:
+        """Where a move's source will be found; makes up its secret."""
+        return self._node.target.describe(move_id, initiator)
+
+    def export_source(self, move: transfer.Transfer) -> None:
+        """Export the handle, read-only, to the destination's initiator.
+
+        The handle and not what lies under it: whoever writes goes through
+        the same device that the target reads (hazard H1).
+        """
+        self._node.target.export(
+            move.move_id, self._handles.path(move.source_name), move.export)
+
+    def seal_source(self, move: transfer.Transfer) -> None:
+        """Let nobody write the source any more: the volume has moved on."""
+        group = self._node.volumes
+        group.retag(move.source_name,
+                    add=transfer.tags(superseded=move.generation),
+                    remove=frozenset())
+        path = self._handles.path(move.source_name)
+        self._node.device_mapper.flush(path)
+        self._handles.rest_on(move.source_name, group.path(move.source_name),
+                              move.size, exists=True, read_only=True)
+
+    def unexport_source(self, move: transfer.Transfer) -> None:
+        """Take the export away."""
+        self._node.target.unexport(move.move_id)
+
+    def delete_source(self, move: transfer.Transfer) -> None:
+        """Remove the source copy, wiped as volume_clear says."""
+        if move.source_name in self._node.volumes.logical_volumes():
+            self._handles.delete(move.source_name)

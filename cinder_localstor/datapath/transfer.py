@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the data path has to know of a move, and how logical volumes tell it.
+
+A node must know what each logical volume is even before it can reach the
+database, so the gist is kept in the volumes' LVM tags too.
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+from cinder_localstor.node import interface
+
+TAG = re.compile(r'localstor\.(?P<key>[a-z]+)=(?P<value>.+)')
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """A move as far as it never changes.
+
+    :ivar move_id: also the id of the shadow volume's row
+    :ivar volume_id: id of the user's volume
+    :ivar generation: of the destination copy; the source's is one less
+    :ivar source_host: ``host@backend`` that has the source copy
+    :ivar destination_host: ``host@backend`` that gets the volume
+    :ivar source_name: name of the source copy
+    :ivar destination_name: name of the destination copy
+    :ivar size: bytes
+    :ivar block_size: bytes of a logical block of the source
+    :ivar engine: name of the engine
+    :ivar region_sectors: sectors of a region, a power of two
+    :ivar threshold: batches that are copied at the same time
+    :ivar batch: regions that are copied in one go
+    :ivar export: where the source copy is found
+    """
+
+    move_id: str
+    volume_id: str
+    generation: int
+    source_host: str
+    destination_host: str
+    source_name: str
+    destination_name: str
+    size: int
+    block_size: int
+    engine: str
+    region_sectors: int
+    threshold: int
+    batch: int
+    export: interface.Export
+
+    def as_dict(self) -> dict[str, Any]:
+        """A form that RPC can carry."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> 'Transfer':
+        """The inverse of :meth:`as_dict`."""
+        return cls(**{**values,
+                      'export': interface.Export(**values['export'])})
+
+
+def tags(**values: Any) -> frozenset[str]:
+    """LVM tags that hold the given values, without those that are None."""
+    return frozenset('localstor.%s=%s' % (key, value)
+                     for key, value in values.items() if value is not None)
+
+
+def read_tags(found: frozenset[str]) -> dict[str, str]:
+    """The values that :func:`tags` wrote; tags of others are passed over."""
+    matches = filter(None, map(TAG.fullmatch, found))
+    return {match['key']: match['value'] for match in matches}

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The volume driver: decides what happens, and lets the layers below do it."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from cinder.common import constants
+from cinder import context
+from cinder import interface
+from cinder import objects
+from cinder.objects import fields
+from cinder.volume import driver
+from oslo_config import cfg
+from oslo_log import log as logging
+from oslo_service import loopingcall
+from oslo_utils import units
+
+from cinder_localstor.datapath import clone
+from cinder_localstor.datapath import handles
+from cinder_localstor import exception
+from cinder_localstor.moves import mover
+from cinder_localstor.node import real
+from cinder_localstor.node import targets
+from cinder_localstor import opts
+from cinder_localstor.peers import directory
+from cinder_localstor.peers import rpc
+from cinder_localstor import rows
+
+LOG = logging.getLogger(__name__)
+
+opts.register()
+
+LOCAL = 'local'
+
+
+class Connection(enum.Enum):
+    """Which connection a connector gets."""
+
+    LOCAL = 'the handle on this node'
+    MOVE = 'the handle on a peer, which the volume moves to'
+    REMOTE = 'an ordinary remote connection'
+
+
+@interface.volumedriver
+class LocalStorDriver(driver.VolumeDriver):
+    """Volumes on local disks that follow their instance from node to node.
+
+    Version history:
+
+    .. code-block:: none
+
+        0.1.0 - Local volumes, moves with dm-clone
+    """
+
+    VERSION = '0.1.0'
+    CI_WIKI_NAME = 'cinder-localstor'
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.configuration.append_config_values(opts.driver_options())
+        self._backend_name = (
+            self.configuration.safe_get('volume_backend_name') or 'localstor')
+        # Tests put a simulated node under the driver.
+        self._make_node = kwargs.get('make_node', real.node)
+        self._rpc_server = None
+        self._watch: loopingcall.FixedIntervalLoopingCall | None = None
+
+    @staticmethod
+    def get_driver_options() -> list[cfg.Opt]:
+        return opts.driver_options()
+
+    # Start and end
+
+    def do_setup(self, ctxt: context.RequestContext) -> None:
+        configuration = self.configuration
+        if (configuration.target_helper == 'tgtadm'
+                and 'direct' not in configuration.iscsi_target_flags):
+            raise exception.BufferedExport(backend=self._backend_name)
+        self._node = self._make_node(configuration)
+        self._engine = clone.CloneEngine(self._node)
+        self._handles = handles.Handles(self._node)
+        self._remote = targets.RemoteTarget(self.target_mapping,
+                                            configuration)
+        self._peers = rpc.PeerAPI(self.host,
+                                  configuration.localstor_peer_timeout)
+        self._directory = directory.Directory(
+            self.host, configuration.localstor_host_map,
+            self._peers.identify)
+        self._mover = mover.Mover(self.host, self._node, self._engine,
+                                  self._peers, configuration)
+
+    def check_for_setup_error(self) -> None:
+        self._node.volumes.check()
+        if self._node.metadata is not self._node.volumes:
+            self._node.metadata.check()
+        self._engine.check()
+        self._mover.recover()
+
+    def set_initialized(self) -> None:
+        super().set_initialized()
+        self._rpc_server = rpc.serve(self.host, self._mover)
+        self._watch = loopingcall.FixedIntervalLoopingCall(self._watch_moves)
+        self._watch.start(self.configuration.localstor_monitor_interval)
+
+    def _watch_moves(self) -> None:
+        # An error here would end the loop for good.
+        try:
+            self._mover.watch()
+        except Exception:
+            LOG.exception('The moves could not be looked after')
+
+    # Volumes
+
+    def create_volume(self, volume: objects.Volume) -> None:
+        self._handles.create(
+            handles.Standing(volume.name, volume.id, rows.FIRST_GENERATION),
+            volume.size * units.Gi)
+
+    def delete_volume(self, volume: objects.Volume) -> None:
+        ctxt = context.get_admin_context()
+        move = self._mover.of_volume(ctxt, volume.id)
+        if move is not None:
+            self._mover.discard(ctxt, move)
+        self._handles.delete(volume.name)
+
+    def extend_volume(self, volume: objects.Volume, new_size: int) -> None:
+        self._refuse_while_moving(volume, 'extending it')
+        self._handles.extend(volume.name, new_size * units.Gi)
+
+    def _refuse_while_moving(self, volume: objects.Volume, action: str
+                             ) -> None:
+        move = self._mover.of_volume(context.get_admin_context(), volume.id)
+        if move is not None:
+            raise exception.VolumeIsMoving(
+                volume_id=volume.id, move_id=move.move_id, state=move.state,
+                destination=move.transfer.destination_host, action=action)
+
+    def local_path(self, volume: objects.Volume) -> str:
+        return self._handles.path(volume.name)
+
+    def _update_volume_stats(self) -> None:
+        capacity = self._node.volumes.capacity()
+        total = round(capacity.total / units.Gi, 2)
+        self._stats = {
+            'volume_backend_name': self._backend_name,
+            'vendor_name': 'Open Source',
+            'driver_version': self.VERSION,
+            'storage_protocol': constants.ISCSI,
+            'shared_targets': False,
+            'pools': [{
+                'pool_name': self._backend_name,
+                'total_capacity_gb': total,
+                'free_capacity_gb': int(capacity.free / units.Gi * 100) / 100,
+                'provisioned_capacity_gb': round(
+                    capacity.provisioned / units.Gi, 2),
+                'reserved_percentage':
+                    self.configuration.reserved_percentage,
+                'max_over_subscription_ratio':
+                    self.configuration.max_over_subscription_ratio,
+                'thin_provisioning_support': capacity.thin,
+                'thick_provisioning_support': not capacity.thin,
+                'total_volumes': capacity.volumes,
+                'multiattach': False,
+                'QoS_support': False,
+                'filter_function': self.get_filter_function(),
+                'goodness_function': self.get_goodness_function(),
+                'location_info': 'LocalStorDriver:%s:%s' % (
+                    self.host, self.configuration.volume_group),
+                'backend_state': 'up',
+            }],
+        }
+
+    # Connections
+
+    def validate_connector(self, connector: dict[str, Any]) -> None:
+        ctxt = context.get_admin_context()
+        if (self._directory.find(ctxt, connector) is None
+                and self.configuration.localstor_unknown_host == 'refuse'):
+            raise exception.UnknownHost(
+                missing='host', host=connector.get('host'),
+                ip=connector.get('ip'),
+                backend=self._backend_name,
+                known=', '.join(sorted(self._directory.services(ctxt))))
+
+    def _choose(self, volume: objects.Volume, connector: dict[str, Any]
+                ) -> tuple[Connection, str | None]:
+        ctxt = context.get_admin_context()
+        peer = self._directory.find(ctxt, connector)
+        if peer == self.host:
+            return Connection.LOCAL, peer
+        if peer is None or not self._is_for_instance(ctxt, volume):
+            return Connection.REMOTE, peer
+        return Connection.MOVE, peer
+
+    @staticmethod
+    def _is_for_instance(ctxt: context.RequestContext, volume: objects.Volume
+                         ) -> bool:
+        """Whether an instance waits for a connection.
+
+        A backup or an image upload connects without an attachment, others
+        attach without an instance.
+        """
+        return any(row['instance_uuid'] and row['status'] in (
+            fields.VolumeAttachStatus.RESERVED,
+            fields.VolumeAttachStatus.ATTACHING)
+            for row in rows.attachments(ctxt, volume.id))
+
+    def create_export(self, ctxt: context.RequestContext,
+                      volume: objects.Volume, connector: dict[str, Any]
+                      ) -> dict[str, str] | None:
+        kind, _peer = self._choose(volume, connector)
+        if kind is Connection.REMOTE:
+            return self._remote.export(ctxt, volume, self.local_path(volume))
+        return None
+
+    def ensure_export(self, ctxt: context.RequestContext,
+                      volume: objects.Volume) -> None:
+        if volume.provider_location:
+            self._remote.ensure(ctxt, volume, self.local_path(volume))
+
+    def remove_export(self, ctxt: context.RequestContext,
+                      volume: objects.Volume) -> None:
+        if volume.provider_location:
+            self._remote.unexport(ctxt, volume)
+            volume.provider_location = None
+            volume.provider_auth = None
+            volume.save()
+
+    def initialize_connection(self, volume: objects.Volume,
+                              connector: dict[str, Any], **kwargs: Any
+                              ) -> dict[str, Any]:
+        kind, peer = self._choose(volume, connector)
+        if kind is Connection.REMOTE:
+            return self._remote.connect(volume, connector)
+        copy = volume.name
+        if kind is Connection.MOVE:
+            assert peer is not None
+            try:
+                copy = self._move(volume, peer)
+            except (exception.NotEnoughSpace, exception.PeerFailed) as error:
+                if not self._connects_instead(error):
+                    raise
+                LOG.warning('Volume %(volume)s stays on %(host)s: %(error)s',
+                            {'volume': volume.id, 'host': self.host,
+                             'error': error})
+                ctxt = context.get_admin_context()
+                volume.update(self._remote.export(ctxt, volume,
+                                                  self.local_path(volume)))
+                volume.save()
+                return self._remote.connect(volume, connector)
+        return {'driver_volume_type': LOCAL,
+                'data': {'device_path': self._handles.path(copy)}}
+
+    def _move(self, volume: objects.Volume, peer: str) -> str:
+        """Bring a volume to a peer; the name of its copy there."""
+        ctxt = context.get_admin_context()
+        if volume.provider_location:
+            raise exception.VolumeConnectedElsewhere(
+                volume_id=volume.id, host='another host')
+        service = self._directory.services(ctxt)[peer]
+        self._mover.begin(ctxt, volume, service)
+        return objects.Volume.get_by_id(ctxt, volume.id).name
+
+    def _connects_instead(self, error: Exception) -> bool:
+        return (self.configuration.localstor_no_space == 'remote'
+                and exception.NotEnoughSpace.__name__ in (
+                    type(error).__name__, getattr(error, 'kind', '')))
+
+    def terminate_connection(self, volume: objects.Volume,
+                             connector: dict[str, Any] | None,
+                             **kwargs: Any) -> None:
+        ctxt = context.get_admin_context()
+        move = self._mover.of_volume(ctxt, volume.id)
+        if move is not None:
+            # Who has left is read from the attachments, not from this call:
+            # it may come twice, late, or never.
+            self._mover.look_soon(move)
+        if volume.provider_location and connector:
+            self._remote.disconnect(volume, connector)
+
+    # What comes later, said as Cinder expects it
+
+    def create_snapshot(self, snapshot: objects.Snapshot) -> None:
+        raise NotImplementedError()
+
+    def delete_snapshot(self, snapshot: objects.Snapshot) -> None:
+        raise NotImplementedError()
+
+    def create_volume_from_snapshot(self, volume: objects.Volume,
+                                    snapshot: objects.Snapshot) -> None:
+        raise NotImplementedError()
+
+    def create_cloned_volume(self, volume: objects.Volume,
+                             src_vref: objects.Volume) -> None:
+        # Cinder makes an ordinary copy then.
+        raise NotImplementedError()

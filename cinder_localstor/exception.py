@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of the driver.
+
+Each message names the object and says what to do about it.  They are Cinder
+exceptions, so that the volume manager passes them on as they are.
+"""
+
+from cinder import exception
+from cinder.i18n import _
+
+
+class LocalStorException(exception.VolumeBackendAPIException):
+    """Anything that the driver refuses or fails to do."""
+
+    message = _("%(reason)s")
+
+
+class CommandFailed(LocalStorException):
+    """An external command failed; nothing is known of what it has done."""
+
+    message = _("Command '%(command)s' on %(host)s failed: %(reason)s")
+
+
+class CommandTimedOut(CommandFailed):
+    """An external command did not end in its time and was killed."""
+
+    message = _("Command '%(command)s' on %(host)s did not end within "
+                "%(seconds)s seconds and was killed. Look for a hanging disk "
+                "or a suspended device with 'dmsetup info'.")
+
+
+class OutputNotUnderstood(LocalStorException):
+    """A tool printed something that its format does not allow."""
+
+    message = _("Line %(line)r of '%(command)s' was not understood.")
+
+
+class VolumeGroupMissing(LocalStorException):
+    message = _("There is no volume group '%(group)s' on %(host)s. Create it "
+                "with 'vgcreate %(group)s <disk>', or correct the option "
+                "%(option)s.")
+
+
+class NotEnoughSpace(LocalStorException):
+    message = _("Volume group '%(group)s' on %(host)s has %(free)s of the "
+                "%(needed)s that '%(name)s' needs. Free some space or extend "
+                "the group with 'vgextend'.")
+
+
+class LogicalVolumeMissing(LocalStorException):
+    message = _("There is no logical volume '%(group)s/%(name)s' on "
+                "%(host)s. Compare 'lvs %(group)s' with "
+                "'cinder-localstor status'.")
+
+
+class NoDataPath(LocalStorException):
+    message = _("The kernel of %(host)s has no device-mapper target "
+                "'%(target)s', so volumes could not move there. Install a "
+                "kernel that has the module dm-%(target)s, or run "
+                "'modprobe dm-%(target)s' to see why it does not load.")
+
+
+class BufferedExport(LocalStorException):
+    message = _("Backend '%(backend)s' would export its volumes through the "
+                "page cache, and a reader could see old data. Set "
+                "iscsi_target_flags = direct in its section.")
+
+
+class StaleSession(LocalStorException):
+    message = _("Device %(device)s on %(host)s answers with serial "
+                "'%(found)s' where volume copy '%(expected)s' is expected. "
+                "An old iSCSI session is in the way: log out of it with "
+                "'iscsiadm -m node -T %(iqn)s --logout' and attach again.")
+
+
+class SourceUnreachable(LocalStorException):
+    message = _("%(host)s can't reach the source copy '%(iqn)s' at "
+                "%(portal)s: %(reason)s. Check that the node is up and that "
+                "port is open between the two nodes.")
+
+
+class PeerDown(LocalStorException):
+    message = _("Peer %(peer)s does not answer (%(reason)s). Volume "
+                "%(volume_id)s stays on %(host)s; start cinder-volume on the "
+                "peer and attach again.")
+
+
+class PeerFailed(LocalStorException):
+    """A peer said no; `kind` is the name of its error's class."""
+
+    message = _("Peer %(peer)s could not do '%(step)s' for volume "
+                "%(volume_id)s: %(reason)s")
+
+    def __init__(self, message=None, kind: str = '', **kwargs) -> None:
+        super().__init__(message, **kwargs)
+        self.kind = kind
+
+
+class UnknownHost(exception.InvalidConnectorException):
+    message = _("Connector of host '%(host)s' (ip %(ip)s) belongs to no "
+                "%(backend)s backend. Known are: %(known)s. Run "
+                "cinder-volume with this backend there, name the host in "
+                "localstor_host_map, or set localstor_unknown_host = remote.")
+
+
+class InvalidConnector(exception.InvalidConnectorException):
+    message = _("The connector names neither a host nor an ip, so volume "
+                "can't be brought there. Attach with a complete connector "
+                "(os-brick's get_connector_properties gives one).")
+
+
+class VolumeIsMoving(exception.InvalidVolume):
+    message = _("Volume %(volume_id)s is still arriving at %(destination)s "
+                "(move %(move_id)s, %(state)s): %(action)s will work when "
+                "the move has ended. Watch it with 'cinder-localstor status "
+                "--watch'.")
+
+
+class VolumeConnectedElsewhere(exception.InvalidVolume):
+    message = _("Volume %(volume_id)s has a remote connection to %(host)s, "
+                "so it can't move now. Close that connection (a backup, an "
+                "image upload or an attachment) and attach again.")
+
+
+class VolumeInUse(exception.VolumeIsBusy):
+    message = _("Volume copy '%(volume_name)s' is still open on %(host)s. "
+                "Find its user with 'lsof %(device)s'.")
+
+
+class MoveChanged(LocalStorException):
+    """Somebody else took the move to another state in the meantime."""
+
+    message = _("Move %(move_id)s is no longer '%(state)s'.")
+
+
+class MetadataMissing(LocalStorException):
+    message = _("The region map '%(name)s' of move %(move_id)s is gone from "
+                "%(host)s. What has arrived of the volume is unknown, so its "
+                "handle is not built: nothing is overwritten. Bring the "
+                "logical volume back before the volume is used.")
+
+
+class GenerationTooOld(LocalStorException):
+    message = _("Logical volume '%(name)s' on %(host)s holds generation "
+                "%(found)s of volume %(volume_id)s, the present one is "
+                "%(expected)s. It is an old copy and is not activated.")
+
+
+class BlockSizesDiffer(LocalStorException):
+    message = _("Volume group '%(group)s' on %(host)s has logical blocks of "
+                "%(found)s bytes, the volume's are %(expected)s. The volume "
+                "can't move there.")

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The moves of one backend: begin, watch, recover, end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from cinder import context
+from cinder import objects
+from cinder.volume import volume_utils
+import futurist
+from oslo_log import log as logging
+from oslo_utils import excutils
+from oslo_utils import units
+
+from cinder_localstor.datapath import destination
+from cinder_localstor.datapath import engine
+from cinder_localstor.datapath import handles
+from cinder_localstor.datapath import source
+from cinder_localstor.datapath import transfer
+from cinder_localstor import exception
+from cinder_localstor.moves import executor
+from cinder_localstor.moves import table
+from cinder_localstor.node import interface
+from cinder_localstor.peers import directory
+from cinder_localstor.peers import rpc
+from cinder_localstor import rows
+
+LOG = logging.getLogger(__name__)
+
+# Moves that are looked after at the same time.  Most of it is waiting for
+# peers, so one that is away must not keep the others waiting.
+WORKERS = 8
+# Seconds
+SOON = 1
+
+
+class Mover:
+    """Everything about moves that one backend does.
+
+    It is also what peers call (:class:`cinder_localstor.peers.rpc.Endpoint`).
+    """
+
+    def __init__(self, host: str, node: interface.Node,
+                 path: engine.Engine, peers: rpc.PeerAPI,
+                 configuration: Any,
+                 workers: futurist.Executor | None = None) -> None:
+        """:param host: ``host@backend`` of this node
+        :param workers: where moves are looked after
+        """
+        self.host = host
+        self._node = node
+        self._engine = path
+        self._peers = peers
+        self._configuration = configuration
+        self._source = source.Source(node)
+        self._arriving = destination.Destination(node, path)
+        self._handles = handles.Handles(node)
+        self._steps = executor.StepRunner(self._source, self._arriving)
+        self._executor = self._make_executor(peers.run)
+        self._workers = workers or futurist.ThreadPoolExecutor(WORKERS)
+        self._busy: set[str] = set()
+        # Moves that a user waits for; another that is still preparing has
+        # been broken off.
+        self._beginning: set[str] = set()
+
+    def _make_executor(self, run_on_peer: executor.RunOnPeer
+                       ) -> executor.Executor:
+        return executor.Executor(
+            self.host, self._steps, self._arriving,
+            self._node.device_mapper.devices, run_on_peer)
+
+    def begin(self, ctxt: context.RequestContext, volume: objects.Volume,
+              peer: objects.Service) -> None:
+        """Bring a volume to a peer; returns when it is usable there.
+
+        :raises LocalStorException: it can't be; it is as it was then
+        """
+        answer = self._peers.examine(
+            peer.host, volume.id, volume.size * units.Gi,
+            self._node.volumes.block_size())
+        move_id = rows.new_move_id()
+        leaving = tuple(row['id'] for row in rows.attachments(ctxt, volume.id)
+                        if row['connector'])
+        described = transfer.Transfer(
+            move_id=move_id, volume_id=volume.id,
+            generation=rows.generation_of(ctxt, volume.id) + 1,
+            source_host=self.host, destination_host=peer.host,
+            source_name=volume.name,
+            destination_name=rows.future_copy_name(move_id),
+            size=volume.size * units.Gi,
+            block_size=self._node.volumes.block_size(),
+            engine=self._engine.name,
+            export=self._source.describe_export(move_id,
+                                                answer['initiator']),
+            **destination.choose_regions(volume.size * units.Gi,
+                                         self._configuration))
+        move = rows.begin(ctxt, volume, described,
+                          table.State.PREPARING.value, peer, leaving)
+        # A user waits, so a peer that does not answer is given up soon.
+        hasty = self._make_executor(
+            lambda host, moving, steps: self._peers.run(host, moving, steps,
+                                                        patient=False))
+        self._beginning.add(move_id)
+        try:
+            hasty.drive(ctxt, move_id)
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                self._executor.undo(ctxt, move)
+        finally:
+            self._beginning.discard(move_id)
+        self._peers.nudge(peer.host, move_id)
+
+    # What peers ask
+
+    def identify(self, ctxt: context.RequestContext) -> list[str]:
+        """Names and addresses of this node."""
+        return directory.own_identity(
+            (volume_utils.extract_host(self.host, 'host'),
+             self._configuration.target_ip_address))
+
+    def examine(self, ctxt: context.RequestContext, size: int,
+                block_size: int) -> dict[str, str]:
+        """Whether a volume could move here, see Destination.examine."""
+        return self._arriving.examine(size, block_size, self.host)
+
+    def run(self, ctxt: context.RequestContext, move: dict[str, Any],
+            steps: list[str]) -> None:
+        """Run steps of a move here."""
+        self._steps.run(transfer.Transfer.from_dict(move), steps)
+
+    def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
+        """Look after a move now."""
+        self._look_after(move_id, None)
+
+    # What this node does by itself
+
+    def watch(self) -> None:
+        """Take all moves that this node drives as far as they go.
+
+        The facts of all are read at once; then each is looked after on its
+        own, so that one which fails or hangs does not hold up the others.
+        """
+        ctxt = context.get_admin_context()
+        moves = [move for move in rows.for_host(ctxt, self.host)
+                 if self._executor.owns(move)]
+        if not moves:
+            return
+        devices = self._node.device_mapper.devices()
+        for move in moves:
+            if move.move_id not in self._busy:
+                self._busy.add(move.move_id)
+                self._workers.submit(self._look_after, move.move_id, devices)
+
+    def _look_after(self, move_id: str,
+                    devices: executor.Devices | None) -> None:
+        ctxt = context.get_admin_context()
+        try:
+            move = rows.get(ctxt, move_id)
+            if move is None or move_id in self._beginning:
+                return
+            if (move.state in table.UNDONE_BY_FAILURE
+                    and self._executor.owns(move)):
+                self._executor.undo(ctxt, move)
+            else:
+                self._executor.drive(ctxt, move_id, devices)
+        except exception.MoveChanged as error:
+            LOG.info('%s', error)
+        except Exception as error:
+            LOG.warning('Move %(move)s waits: %(error)s',
+                        {'move': move_id, 'error': error})
+            move = rows.get(ctxt, move_id)
+            if move is not None:
+                rows.record_problem(ctxt, move, str(error))
+        finally:
+            self._busy.discard(move_id)
+
+    def recover(self) -> None:
+        """Bring back what a restart of this node took away.
+
+        Handles of all volumes that stand here, exports and handles of copies
+        that are sources of moves; moves that were broken off are undone.
+        The moves that arrive here are built again by :meth:`watch`, because
+        that needs the peers.
+        """
+        ctxt = context.get_admin_context()
+        moves = rows.for_host(ctxt, self.host)
+        arriving = {move.transfer.destination_name for move in moves
+                    if move.transfer.destination_host == self.host
+                    and table.TABLE[table.State(move.state)].serves}
+        standing = [handles.Standing(name, volume_id, generation)
+                    for name, volume_id, generation
+                    in rows.standing_copies(ctxt, self.host)
+                    if name not in arriving]
+        standing += [self._source_copy(move) for move in moves
+                     if move.transfer.source_host == self.host
+                     and self._needs_source(move)]
+        self._handles.stand(list({copy.name: copy
+                                  for copy in standing}.values()))
+        for move in moves:
+            if move.state in table.UNDONE_BY_FAILURE:
+                if move.transfer.source_host == self.host:
+                    self._executor.undo(ctxt, move)
+            elif (move.transfer.source_host == self.host
+                    and table.TABLE[table.State(move.state)].serves):
+                self._export_again(move)
+
+    def _needs_source(self, move: rows.Move) -> bool:
+        return ('delete_source' not in move.done
+                and move.state != table.State.COMPLETING
+                and move.state != table.State.DISCARDING)
+
+    def _source_copy(self, move: rows.Move) -> handles.Standing:
+        return handles.Standing(
+            move.transfer.source_name, move.volume_id,
+            move.transfer.generation - 1,
+            read_only='seal_source' in move.done)
+
+    def _export_again(self, move: rows.Move) -> None:
+        try:
+            self._steps.run(move.transfer, ['export_source'])
+        except Exception as error:
+            LOG.error('The source of move %(move)s is not exported: '
+                      '%(error)s', {'move': move.move_id, 'error': error})
+
+    def of_volume(self, ctxt: context.RequestContext, volume_id: str
+                  ) -> rows.Move | None:
+        """The running move of a volume."""
+        moves = rows.for_volume(ctxt, volume_id)
+        return moves[0] if moves else None
+
+    def discard(self, ctxt: context.RequestContext, move: rows.Move) -> None:
+        """End a move whose volume is being deleted."""
+        self._executor.discard(ctxt, move)
+
+    def look_soon(self, move: rows.Move) -> None:
+        """Look after a move when the call that is under way has ended.
+
+        Cinder removes an attachment's row only after it has told us.
+        """
+        def look() -> None:
+            time.sleep(SOON)
+            self._look_after(move.move_id, None)
+        self._workers.submit(look)

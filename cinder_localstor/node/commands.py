@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the node's tools, each with a timeout and a clear error."""
+
+import shlex
+import socket
+
+from oslo_log import log as logging
+from oslo_utils import timeutils
+
+from cinder_localstor import exception
+from cinder_localstor.node import privileged
+
+LOG = logging.getLogger(__name__)
+
+
+class Commands:
+    """Runs external commands on this node."""
+
+    def __init__(self, timeout: float) -> None:
+        """:param timeout: seconds that a command may take"""
+        self.timeout = timeout
+        self.host = socket.gethostname()
+
+    def run(self, *arguments: str, timeout: float | None = None) -> str:
+        """Run a command and return what it printed.
+
+        :raises CommandTimedOut: it was killed after its time
+        :raises CommandFailed: its exit status was not 0
+        """
+        limit = timeout or self.timeout
+        command = shlex.join(arguments)
+        watch = timeutils.StopWatch()
+        with watch:
+            status, out, err = privileged.run(list(arguments), limit)
+        LOG.debug('%(command)s: status %(status)s after %(elapsed).2f s',
+                  {'command': command, 'status': status,
+                   'elapsed': watch.elapsed()})
+        if status == privileged.TIMED_OUT:
+            raise exception.CommandTimedOut(command=command, host=self.host,
+                                            seconds=limit)
+        if status != 0:
+            raise exception.CommandFailed(command=command, host=self.host,
+                                          reason=err.strip() or status)
+        return out

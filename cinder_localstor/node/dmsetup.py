@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device-mapper nodes through dmsetup(8).
+
+All our nodes have a UUID that begins with ``LOCALSTOR-``.  By it we know them
+again, and by it the udev rules that :meth:`DmsetupDeviceMapper.check_target`
+puts in place keep blkid, LVM's activation and udisks away from what guests
+wrote (hazards H5 to H7).
+"""
+
+import dataclasses
+import re
+
+from oslo_log import log as logging
+import tenacity
+
+from cinder_localstor import exception
+from cinder_localstor.node import commands
+from cinder_localstor.node import interface
+from cinder_localstor.node import privileged
+
+LOG = logging.getLogger(__name__)
+
+UUID_PREFIX = 'LOCALSTOR-'
+
+UDEV_RULES_PATH = '/run/udev/rules.d/56-localstor.rules'
+# After 55-dm.rules, which names the node, before 60-persistent-storage*.rules
+# and 69-lvm.rules, which would look into it.  The disks of moves' sources are
+# known by the IQN in their path.
+UDEV_RULES = '''\
+# Written by cinder-volume's cinder_localstor driver.
+ACTION=="remove", GOTO="localstor_end"
+SUBSYSTEM!="block", GOTO="localstor_end"
+ENV{DM_UUID}=="LOCALSTOR-*", GOTO="localstor_hide"
+KERNEL=="sd*", IMPORT{builtin}="path_id"
+KERNEL=="sd*", ENV{ID_PATH}=="*-iscsi-*:localstor-*", GOTO="localstor_hide"
+GOTO="localstor_end"
+LABEL="localstor_hide"
+ENV{DM_UDEV_DISABLE_SUBSYSTEM_RULES_FLAG}="1"
+ENV{DM_UDEV_DISABLE_DISK_RULES_FLAG}="1"
+ENV{DM_UDEV_DISABLE_OTHER_RULES_FLAG}="1"
+ENV{UDEV_DISABLE_PERSISTENT_STORAGE_RULES_FLAG}="1"
+ENV{UDISKS_IGNORE}="1"
+ENV{SYSTEMD_READY}="0"
+OPTIONS:="nowatch"
+LABEL="localstor_end"
+'''
+
+SEGMENT_LINE = re.compile(r'(?P<name>\S+): (?P<start>\d+) (?P<length>\d+) '
+                          r'(?P<target>\S+) ?(?P<arguments>.*)')
+# What a segment of type linear or clone lies on
+DEVICE = re.compile(r'\b\d+:\d+\b')
+NO_DEVICES = 'No devices found'
+COLUMNS = 'name,uuid,major,minor,open,suspended,readonly'
+
+
+def parse_segments(text: str, command: str
+                   ) -> dict[str, list[interface.Segment]]:
+    """Segments by node's name from ``dmsetup status`` or ``dmsetup table``.
+
+    :raises OutputNotUnderstood: a line has another form
+    """
+    segments: dict[str, list[interface.Segment]] = {}
+    for line in text.splitlines():
+        if not line.strip() or line.startswith(NO_DEVICES):
+            continue
+        if line.endswith(':') or line.endswith(': '):
+            # A node without a table
+            segments.setdefault(line.rstrip(': '), [])
+            continue
+        match = SEGMENT_LINE.fullmatch(line)
+        if match is None:
+            raise exception.OutputNotUnderstood(line=line, command=command)
+        segments.setdefault(match['name'], []).append(interface.Segment(
+            start=int(match['start']), length=int(match['length']),
+            target=match['target'], arguments=match['arguments'].strip()))
+    return segments
+
+
+def parse_info(text: str
+               ) -> tuple[dict[str, interface.Device], dict[str, str]]:
+    """Our nodes by name, and the names of all nodes by 'major:minor'.
+
+    :param text: what ``dmsetup info -c`` prints of COLUMNS
+    :raises OutputNotUnderstood: a line has another form
+    """
+    devices = {}
+    names = {}
+    for line in text.splitlines():
+        if not line.strip() or line.startswith(NO_DEVICES):
+            continue
+        try:
+            (name, uuid, major, minor,
+             open_count, suspended, read_only) = line.split('|')
+            names['%d:%d' % (int(major), int(minor))] = name
+            if not uuid.startswith(UUID_PREFIX):
+                continue
+            devices[name] = interface.Device(
+                name=name, open_count=int(open_count),
+                suspended={'Active': False, 'Suspended': True}[suspended],
+                read_only={'Writeable': False, 'Read-only': True}[read_only])
+        except (ValueError, KeyError) as error:
+            raise exception.OutputNotUnderstood(
+                line=line, command='dmsetup info') from error
+    return devices, names
+
+
+class DmsetupDeviceMapper(interface.DeviceMapper):
+    """The device-mapper of this node."""
+
+    def __init__(self, command: commands.Commands) -> None:
+        self._command = command
+
+    def check_target(self, target: str) -> None:
+        try:
+            self._command.run('modprobe', '--quiet', 'dm-' + target)
+        except exception.CommandFailed:
+            # It may be built in.
+            LOG.debug('No module dm-%s to load', target)
+        versions = self._command.run('dmsetup', 'targets')
+        if target not in (line.split()[0] for line in versions.splitlines()
+                          if line.strip()):
+            raise exception.NoDataPath(host=self._command.host, target=target)
+        if privileged.install_udev_rules(UDEV_RULES_PATH, UDEV_RULES):
+            self._command.run('udevadm', 'control', '--reload')
+
+    def devices(self) -> dict[str, interface.Device]:
+        devices, names = parse_info(self._command.run(
+            'dmsetup', 'info', '--columns', '--noheadings', '--separator',
+            '|', '--options', COLUMNS))
+        # --noflush: without it a clone commits its map for each question.
+        status = parse_segments(
+            self._command.run('dmsetup', 'status', '--noflush'),
+            'dmsetup status')
+        tables = parse_segments(self._command.run('dmsetup', 'table'),
+                                'dmsetup table')
+        return {name: dataclasses.replace(
+            device, status=tuple(status.get(name, ())),
+            under=tuple(names.get(found, found)
+                        for segment in tables.get(name, ())
+                        for found in DEVICE.findall(segment.arguments)))
+            for name, device in devices.items()}
+
+    def path(self, name: str) -> str:
+        return '/dev/mapper/' + name
+
+    def create(self, name: str, table: list[interface.Segment],
+               read_only: bool = False) -> None:
+        try:
+            self._command.run('dmsetup', 'create', name,
+                              '--uuid', UUID_PREFIX + name,
+                              *_table_arguments(table, read_only))
+        except exception.CommandTimedOut:
+            raise
+        except exception.CommandFailed as error:
+            if 'Device or resource busy' not in str(error):
+                raise
+            if name not in self.devices():
+                raise
+
+    def reload(self, name: str, table: list[interface.Segment],
+               read_only: bool = False) -> None:
+        self._command.run('dmsetup', 'load', name,
+                          *_table_arguments(table, read_only))
+        try:
+            # One ioctl: the kernel suspends, swaps and resumes.  So no death
+            # of ours can leave the node suspended, and when the suspend is
+            # interrupted the old table stays (do_resume in dm-ioctl.c).
+            self._command.run('dmsetup', 'resume', '--nolockfs', name)
+        except exception.CommandFailed:
+            self._command.run('dmsetup', 'clear', name)
+            raise
+
+    def message(self, name: str, text: str) -> None:
+        self._command.run('dmsetup', 'message', name, '0', text)
+
+    def remove(self, name: str) -> None:
+        @tenacity.retry(
+            retry=tenacity.retry_if_exception_type(exception.VolumeInUse),
+            wait=tenacity.wait_fixed(0.2), stop=tenacity.stop_after_attempt(5),
+            reraise=True)
+        def attempt() -> None:
+            # A probe of udev's may have it open for a moment.
+            try:
+                self._command.run('dmsetup', 'remove', name)
+            except exception.CommandTimedOut:
+                raise
+            except exception.CommandFailed as error:
+                if 'not found' in str(error) or 'No such device' in str(error):
+                    return
+                if 'busy' in str(error):
+                    raise exception.VolumeInUse(
+                        volume_name=name, host=self._command.host,
+                        device=self.path(name)) from error
+                raise
+        attempt()
+
+    def flush(self, device: str) -> None:
+        privileged.flush(device)
+
+    def forget_cached(self, device: str) -> None:
+        privileged.forget_cached(device)
+
+    def refuse_discards(self, device: str) -> None:
+        privileged.refuse_discards(device)
+
+
+def _table_arguments(table: list[interface.Segment],
+                     read_only: bool) -> list[str]:
+    arguments = ['--table', '\n'.join(str(segment) for segment in table)]
+    if read_only:
+        arguments.append('--readonly')
+    return arguments

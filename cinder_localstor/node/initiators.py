@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connects source copies through os-brick's iSCSI connector."""
+
+import glob
+import os
+import socket
+from typing import Any
+
+from cinder.volume import volume_utils
+from os_brick import exception as brick_exception
+from oslo_concurrency import processutils
+from oslo_log import log as logging
+
+from cinder_localstor import exception
+from cinder_localstor.node import interface
+from cinder_localstor.node import secrets
+
+LOG = logging.getLogger(__name__)
+
+SESSIONS = '/sys/class/iscsi_session'
+# Seconds to wait for the portal before open-iscsi is asked: its own patience
+# with a dead one is minutes.
+PORTAL_TIMEOUT = 3
+
+
+def parse_serial(page: bytes) -> str:
+    """Unit serial number of a vital product data page 0x80 (SPC-4 7.8.15).
+
+    :raises ValueError: the page is too short or another one
+    """
+    if len(page) < 4 or page[1] != 0x80:
+        raise ValueError('no page 0x80')
+    length = int.from_bytes(page[2:4], 'big')
+    if len(page) < 4 + length:
+        raise ValueError('the page is cut short')
+    return page[4:4 + length].decode('ascii', 'replace').strip('\0 ')
+
+
+def sessions(root: str = SESSIONS) -> dict[str, str]:
+    """Name of the disk of each iSCSI session's target, '' without one."""
+    found = {}
+    for session in glob.glob(os.path.join(root, 'session*')):
+        try:
+            with open(os.path.join(session, 'targetname')) as file:
+                iqn = file.read().strip()
+        except OSError:
+            continue  # gone in the meantime
+        disks = glob.glob(os.path.join(session, 'device', 'target*',
+                                       '*:*:*:*', 'block', '*'))
+        found[iqn] = '/dev/' + os.path.basename(disks[0]) if disks else ''
+    return found
+
+
+class BrickInitiator(interface.Initiator):
+    """The open-iscsi initiator of this node."""
+
+    def __init__(self) -> None:
+        self.host = socket.gethostname()
+        self._connector = volume_utils.brick_get_connector(
+            'ISCSI', device_scan_attempts=5)
+
+    def name(self) -> str:
+        return self._connector.get_initiator()
+
+    def connected(self) -> dict[str, str]:
+        return sessions()
+
+    def connect(self, export: interface.Export) -> str:
+        secrets.hide(export.password)
+        device = self.connected().get(export.iqn)
+        if not device:
+            self._knock(export)
+            try:
+                self._connector.connect_volume(_properties(export))
+            except (brick_exception.BrickException,
+                    processutils.ProcessExecutionError) as error:
+                raise exception.SourceUnreachable(
+                    host=self.host, iqn=export.iqn, portal=export.portal,
+                    reason=secrets.mask(str(error))) from error
+            device = self.connected().get(export.iqn)
+        if not device:
+            raise exception.SourceUnreachable(
+                host=self.host, iqn=export.iqn, portal=export.portal,
+                reason='the session has no disk')
+        self._verify(device, export)
+        return device
+
+    def _knock(self, export: interface.Export) -> None:
+        address, port = export.portal.rsplit(':', 1)
+        try:
+            socket.create_connection((address.strip('[]'), int(port)),
+                                     PORTAL_TIMEOUT).close()
+        except OSError as error:
+            raise exception.SourceUnreachable(
+                host=self.host, iqn=export.iqn, portal=export.portal,
+                reason=error) from error
+
+    def _verify(self, device: str, export: interface.Export) -> None:
+        """A recycled device name must never pass as the source (H17).
+
+        That the disk hangs on the session of the move's own IQN is known
+        from sysfs; a target that can also tells the move's id as serial.
+        """
+        if not export.serial:
+            return
+        page = '/sys/class/block/%s/device/vpd_pg80' % os.path.basename(device)
+        try:
+            with open(page, 'rb') as file:
+                serial = parse_serial(file.read())
+        except (OSError, ValueError) as error:
+            serial = str(error)
+        if serial != export.serial:
+            raise exception.StaleSession(
+                device=device, host=self.host, found=serial,
+                expected=export.serial, iqn=export.iqn)
+
+    def disconnect(self, export: interface.Export) -> None:
+        if export.iqn in self.connected():
+            self._connector.disconnect_volume(
+                _properties(export), {'type': 'block'}, force=True,
+                ignore_errors=False)
+
+
+def _properties(export: interface.Export) -> dict[str, Any]:
+    return {'target_discovered': False,
+            'target_portal': export.portal,
+            'target_iqn': export.iqn,
+            'target_lun': export.lun,
+            'auth_method': 'CHAP',
+            'auth_username': export.username,
+            'auth_password': export.password,
+            'discard': False}

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node can do: the interface that the data path is built on.
+
+There are two implementations: :mod:`cinder_localstor.node.real`, with the
+tools of the node, and :mod:`cinder_localstor.node.simulated`, in memory, which
+can fail, crash or hang at any call.
+
+Every method is idempotent: what is there already is not made again, and what
+is gone already is not missed.  Sizes are in bytes, positions in device-mapper
+tables in sectors of 512 bytes.
+"""
+
+import abc
+import dataclasses
+
+SECTOR = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicalVolume:
+    """A logical volume; `size` in bytes."""
+
+    name: str
+    size: int
+    tags: frozenset[str] = frozenset()
+    is_open: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Capacity:
+    """Space of a volume group, in bytes.
+
+    `provisioned` is what all volumes could grow to, `free` what is not used
+    yet; with thin provisioning both speak of the pool.
+    """
+
+    total: int
+    free: int
+    provisioned: int
+    volumes: int
+    thin: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """One line of a device-mapper table; `start` and `length` in sectors."""
+
+    start: int
+    length: int
+    target: str
+    arguments: str
+
+    def __str__(self) -> str:
+        return '%d %d %s %s' % (self.start, self.length, self.target,
+                                self.arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """A device-mapper node of ours as it is now.
+
+    `status` holds what each segment's target says of itself, `under` the
+    names of the devices that the segments lie on, in order.
+    """
+
+    name: str
+    open_count: int
+    suspended: bool
+    read_only: bool
+    status: tuple[Segment, ...] = ()
+    under: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """Where a source copy can be reached and how to prove who asks.
+
+    `initiator` is the only one that is admitted; `serial` is what the disk
+    says of itself, '' where the target makes up a number of its own.
+    """
+
+    portal: str
+    iqn: str
+    lun: int
+    serial: str
+    initiator: str
+    username: str
+    password: str = dataclasses.field(repr=False)
+
+
+class VolumeGroup(abc.ABC):
+    """The logical volumes of one volume group."""
+
+    name: str
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """:raises VolumeGroupMissing: there is no such group"""
+
+    @abc.abstractmethod
+    def logical_volumes(self) -> dict[str, LogicalVolume]:
+        """All logical volumes by name, from a single call."""
+
+    @abc.abstractmethod
+    def capacity(self) -> Capacity:
+        """Space of the group."""
+
+    @abc.abstractmethod
+    def block_size(self) -> int:
+        """Bytes of a logical block of the disks."""
+
+    @abc.abstractmethod
+    def path(self, name: str) -> str:
+        """The device of a logical volume."""
+
+    @abc.abstractmethod
+    def mapped_name(self, name: str) -> str:
+        """The name that device-mapper knows a logical volume by."""
+
+    @abc.abstractmethod
+    def is_active(self, name: str) -> bool:
+        """Whether the device of a logical volume is there; no command."""
+
+    @abc.abstractmethod
+    def create(self, name: str, size: int, tags: frozenset[str]) -> bool:
+        """Make a logical volume; whether it was not there before.
+
+        :raises NotEnoughSpace: the group is too full
+        """
+
+    @abc.abstractmethod
+    def extend(self, name: str, size: int) -> None:
+        """Grow a logical volume to `size` bytes.
+
+        :raises NotEnoughSpace: the group is too full
+        """
+
+    @abc.abstractmethod
+    def zero(self, name: str, size: int) -> None:
+        """Write zeros to the first `size` bytes, durably."""
+
+    @abc.abstractmethod
+    def clear(self, name: str) -> None:
+        """Wipe the content as the option volume_clear says."""
+
+    @abc.abstractmethod
+    def retag(self, name: str, add: frozenset[str],
+              remove: frozenset[str]) -> None:
+        """Change the tags of a logical volume."""
+
+    @abc.abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove a logical volume."""
+
+
+class DeviceMapper(abc.ABC):
+    """The device-mapper nodes of the driver."""
+
+    @abc.abstractmethod
+    def check_target(self, target: str) -> None:
+        """:raises NoDataPath: the kernel has no such target"""
+
+    @abc.abstractmethod
+    def devices(self) -> dict[str, Device]:
+        """All nodes of ours by name, from as many calls for a thousand as
+        for one.
+        """
+
+    @abc.abstractmethod
+    def path(self, name: str) -> str:
+        """The device of a node."""
+
+    @abc.abstractmethod
+    def create(self, name: str, table: list[Segment],
+               read_only: bool = False) -> None:
+        """Make a node unless there is one of this name."""
+
+    @abc.abstractmethod
+    def reload(self, name: str, table: list[Segment],
+               read_only: bool = False) -> None:
+        """Swap the table of a living node.
+
+        The old table stays live if anything fails.
+        """
+
+    @abc.abstractmethod
+    def message(self, name: str, text: str) -> None:
+        """Send a message to the target of a node."""
+
+    @abc.abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove a node.
+
+        :raises VolumeInUse: somebody has it open
+        """
+
+    @abc.abstractmethod
+    def flush(self, device: str) -> None:
+        """Make all that was written to a device durable."""
+
+    @abc.abstractmethod
+    def forget_cached(self, device: str) -> None:
+        """Drop what the page cache holds of a device."""
+
+    @abc.abstractmethod
+    def refuse_discards(self, device: str) -> None:
+        """Let a device, and what is stacked on it later, take no discards."""
+
+
+class SourceTarget(abc.ABC):
+    """Exports of source copies, read-only, for one initiator each."""
+
+    @abc.abstractmethod
+    def describe(self, move_id: str, initiator: str) -> Export:
+        """What the export of a move will be; makes up the secret."""
+
+    @abc.abstractmethod
+    def export(self, move_id: str, device: str, export: Export) -> None:
+        """Export a device under the IQN of the move."""
+
+    @abc.abstractmethod
+    def unexport(self, move_id: str) -> None:
+        """Take the export away, with its sessions."""
+
+    @abc.abstractmethod
+    def exported(self) -> set[str]:
+        """The ids of all moves whose source is exported here."""
+
+
+class Initiator(abc.ABC):
+    """Connects source copies of other nodes."""
+
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The IQN of this node's initiator."""
+
+    @abc.abstractmethod
+    def connect(self, export: Export) -> str:
+        """Log in and return the device of the source copy.
+
+        :raises SourceUnreachable: nobody answers there
+        :raises StaleSession: the device is not that of the export
+        """
+
+    @abc.abstractmethod
+    def connected(self) -> dict[str, str]:
+        """The IQN of each session with its device, '' if it has none."""
+
+    @abc.abstractmethod
+    def disconnect(self, export: Export) -> None:
+        """Log out and forget the target."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """The tools of one node.
+
+    `metadata` is where region maps go; it may be the same group as `volumes`.
+    """
+
+    volumes: VolumeGroup
+    metadata: VolumeGroup
+    device_mapper: DeviceMapper
+    target: SourceTarget
+    initiator: Initiator

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volume groups through lvm2's command line.
+
+Cinder's own LVM class calls a tool for every question, takes sizes in
+rounded gigabytes, knows no tags and has no timeouts; a node with a thousand
+volumes needs one call for all of them.
+"""
+
+import json
+import os
+from typing import Any
+
+from cinder.volume import volume_utils
+from oslo_concurrency import lockutils
+from oslo_utils import units
+
+from cinder_localstor import exception
+from cinder_localstor.node import commands
+from cinder_localstor.node import interface
+from cinder_localstor.node import privileged
+
+# Cinder's share of a volume group that its thin pool gets
+POOL_SHARE = '95%VG'
+
+
+def parse_report(text: str, section: str, command: str
+                 ) -> list[dict[str, str]]:
+    """Rows of an lvm2 report in JSON (lvmreport(7)).
+
+    :raises OutputNotUnderstood: it is no such report
+    """
+    try:
+        report = json.loads(text)
+        rows = report['report'][0][section]
+        if not all(isinstance(value, str)
+                   for row in rows for value in row.values()):
+            raise ValueError('a field is no string')
+        return rows
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise exception.OutputNotUnderstood(line=text[:200],
+                                            command=command) from error
+
+
+def parse_logical_volumes(text: str) -> dict[str, dict[str, Any]]:
+    """Logical volumes of ``lvs`` by name, sizes in bytes.
+
+    :raises OutputNotUnderstood: a row lacks a field or has a bad number
+    """
+    volumes = {}
+    for row in parse_report(text, 'lv', 'lvs'):
+        try:
+            volumes[row['lv_name']] = {
+                'size': int(row['lv_size']),
+                'tags': frozenset(filter(None, row['lv_tags'].split(','))),
+                # lvs(8), lv_attr: the sixth character says 'open'
+                'open': row['lv_attr'][5] == 'o',
+                'pool': row['pool_lv'],
+                'data_percent': float(row['data_percent'] or 0),
+            }
+        except (ValueError, LookupError) as error:
+            raise exception.OutputNotUnderstood(line=str(row),
+                                                command='lvs') from error
+    return volumes
+
+
+class LVMVolumeGroup(interface.VolumeGroup):
+    """A volume group of this node."""
+
+    def __init__(self, name: str, lvm_type: str, option: str,
+                 configuration: Any, command: commands.Commands) -> None:
+        """:param lvm_type: 'default' (thick), 'thin' or 'auto'
+        :param option: the option that named the group, for errors
+        """
+        self.name = name
+        self._type = lvm_type
+        self._option = option
+        self._configuration = configuration
+        self._command = command
+        self._pool = name + '-pool'
+        self._lock = 'localstor-lvm-' + name
+
+    @property
+    def thin(self) -> bool:
+        return self._type == 'thin'
+
+    def check(self) -> None:
+        try:
+            self._group()
+        except exception.CommandTimedOut:
+            raise
+        except exception.CommandFailed as error:
+            raise exception.VolumeGroupMissing(
+                group=self.name, host=self._command.host,
+                option=self._option) from error
+        has_pool = self._pool in self._report()
+        if self._type == 'auto':
+            self._type = 'thin' if has_pool else 'default'
+        if self.thin and not has_pool:
+            self._command.run('lvcreate', '--yes', '--thinpool', self._pool,
+                              '--extents', POOL_SHARE, self.name)
+        self._command.run('vgchange', '--activate', 'y', self.name)
+
+    def _group(self) -> dict[str, str]:
+        text = self._command.run(
+            'vgs', '--reportformat', 'json', '--units', 'b', '--nosuffix',
+            '--options', 'vg_size,vg_free,vg_extent_size', self.name)
+        rows = parse_report(text, 'vg', 'vgs')
+        if len(rows) != 1:
+            raise exception.OutputNotUnderstood(line=text, command='vgs')
+        return rows[0]
+
+    def _report(self) -> dict[str, dict[str, Any]]:
+        return parse_logical_volumes(self._command.run(
+            'lvs', '--reportformat', 'json', '--units', 'b', '--nosuffix',
+            '--options',
+            'lv_name,lv_size,lv_tags,lv_attr,pool_lv,data_percent',
+            self.name))
+
+    def logical_volumes(self) -> dict[str, interface.LogicalVolume]:
+        return {name: interface.LogicalVolume(name=name, size=row['size'],
+                                              tags=row['tags'],
+                                              is_open=row['open'])
+                for name, row in self._report().items()
+                if name != self._pool}
+
+    def capacity(self) -> interface.Capacity:
+        report = self._report()
+        pool = report.pop(self._pool, None)
+        provisioned = sum(row['size'] for row in report.values())
+        if self.thin and pool is not None:
+            total = pool['size']
+            free = int(total * (1 - pool['data_percent'] / 100))
+        else:
+            group = self._group()
+            total, free = int(group['vg_size']), int(group['vg_free'])
+        return interface.Capacity(total=total, free=free,
+                                  provisioned=provisioned,
+                                  volumes=len(report), thin=self.thin)
+
+    def block_size(self) -> int:
+        text = self._command.run(
+            'vgs', '--reportformat', 'json', '--noheadings', '--options',
+            'pv_name', self.name)
+        sizes = set()
+        for row in parse_report(text, 'vg', 'vgs'):
+            disk = os.path.basename(os.path.realpath(row['pv_name']))
+            sizes.add(_logical_block_size(disk))
+        return max(sizes)
+
+    def path(self, name: str) -> str:
+        return '/dev/%s/%s' % (self.name, name)
+
+    def mapped_name(self, name: str) -> str:
+        # lvm(8): hyphens are doubled, one joins group and volume
+        return '%s-%s' % (self.name.replace('-', '--'),
+                          name.replace('-', '--'))
+
+    def is_active(self, name: str) -> bool:
+        return os.path.exists(self.path(name))
+
+    def create(self, name: str, size: int, tags: frozenset[str]) -> bool:
+        arguments = ['lvcreate', '--yes', '--name', name]
+        for tag in sorted(tags):
+            arguments += ['--addtag', tag]
+        if self.thin:
+            arguments += ['--virtualsize', '%db' % size,
+                          '--thinpool', self._pool, self.name]
+        else:
+            arguments += ['--size', '%db' % size, self.name]
+        # lvm2 takes a lock of its own with a wait that has no end; ours
+        # keeps the time that a caller waits out of the command's timeout.
+        with lockutils.lock(self._lock):
+            try:
+                self._command.run(*arguments)
+            except exception.CommandTimedOut:
+                raise
+            except exception.CommandFailed as error:
+                if 'already exists' in str(error):
+                    return False
+                self._complain(error, name, size)
+                raise
+        return True
+
+    def extend(self, name: str, size: int) -> None:
+        if self.logical_volumes()[name].size >= size:
+            return
+        with lockutils.lock(self._lock):
+            try:
+                self._command.run('lvextend', '--size', '%db' % size,
+                                  '%s/%s' % (self.name, name))
+            except exception.CommandFailed as error:
+                self._complain(error, name, size)
+                raise
+
+    def _complain(self, error: exception.CommandFailed, name: str,
+                  size: int) -> None:
+        if 'insufficient' in str(error).lower():
+            free = self.capacity().free
+            raise exception.NotEnoughSpace(
+                group=self.name, host=self._command.host, name=name,
+                free=gibibytes(free), needed=gibibytes(size))
+
+    def zero(self, name: str, size: int) -> None:
+        privileged.zero(self.path(name), size)
+
+    def clear(self, name: str) -> None:
+        volume = self.logical_volumes().get(name)
+        # A thin pool hands out zeroed blocks only.
+        if volume is None or self.thin:
+            return
+        volume_utils.clear_volume(
+            volume.size // units.Mi, self.path(name),
+            volume_clear=self._configuration.volume_clear,
+            volume_clear_size=self._configuration.volume_clear_size,
+            volume_clear_ionice=self._configuration.volume_clear_ionice)
+
+    def retag(self, name: str, add: frozenset[str],
+              remove: frozenset[str]) -> None:
+        arguments = []
+        for tag in sorted(add):
+            arguments += ['--addtag', tag]
+        for tag in sorted(remove):
+            arguments += ['--deltag', tag]
+        if arguments:
+            with lockutils.lock(self._lock):
+                self._command.run('lvchange', *arguments,
+                                  '%s/%s' % (self.name, name))
+
+    def remove(self, name: str) -> None:
+        with lockutils.lock(self._lock):
+            try:
+                self._command.run(
+                    'lvremove', '--yes', '--config',
+                    'activation { retry_deactivation = 1 }',
+                    '%s/%s' % (self.name, name))
+            except exception.CommandTimedOut:
+                raise
+            except exception.CommandFailed as error:
+                if 'Failed to find logical volume' not in str(error):
+                    raise
+
+
+def gibibytes(size: int) -> str:
+    """Bytes for a reader."""
+    return '%.2f GiB' % (size / units.Gi)
+
+
+def _logical_block_size(disk: str) -> int:
+    with open('/sys/class/block/%s/queue/logical_block_size' % disk) as file:
+        return int(file.read())

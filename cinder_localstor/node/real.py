@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node as it is: its tools put together as the options say."""
+
+from typing import Any
+
+from cinder_localstor.node import commands
+from cinder_localstor.node import dmsetup
+from cinder_localstor.node import initiators
+from cinder_localstor.node import interface
+from cinder_localstor.node import lvm
+from cinder_localstor.node import targets
+
+
+def node(configuration: Any) -> interface.Node:
+    """The tools of this node for one backend."""
+    command = commands.Commands(configuration.localstor_command_timeout)
+    volumes = lvm.LVMVolumeGroup(configuration.volume_group,
+                                 configuration.lvm_type, 'volume_group',
+                                 configuration, command)
+    metadata = volumes
+    group = configuration.localstor_metadata_group
+    if group and group != configuration.volume_group:
+        metadata = lvm.LVMVolumeGroup(group, 'default',
+                                      'localstor_metadata_group',
+                                      configuration, command)
+    return interface.Node(
+        volumes=volumes, metadata=metadata,
+        device_mapper=dmsetup.DmsetupDeviceMapper(command),
+        target=targets.source_target(configuration),
+        initiator=initiators.BrickInitiator())

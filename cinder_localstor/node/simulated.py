@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node in memory that fails, crashes and hangs on demand.
+
+It stands beside the real node, to test what reality can't be made to do at a
+given moment: every call of every adapter can go wrong, before or after it has
+done its work.  Volumes have content, in blocks of one region each, so that a
+test can see what a guest would read after all of it.
+
+What a power cut takes is in memory here too (device-mapper nodes, exports and
+sessions) and what it leaves is not (logical volumes and their content).
+"""
+
+from collections.abc import Callable
+import dataclasses
+import enum
+import functools
+from typing import Any
+
+from cinder_localstor import exception
+from cinder_localstor.node import interface
+
+
+class Fault(enum.Enum):
+    """What goes wrong with a call, and whether it had its effect."""
+
+    ERROR = 'fails without effect'
+    ERROR_AFTER = 'has its effect and fails'
+    HANG = 'is killed after its time without effect'
+    HANG_AFTER = 'has its effect and is killed after its time'
+    CRASH = 'the process dies before it'
+    CRASH_AFTER = 'the process dies after it'
+
+
+class Crash(BaseException):
+    """The process of the driver has died: nothing in it may catch this."""
+
+    def __init__(self, host: str, name: str) -> None:
+        super().__init__('%s died in %s' % (host, name))
+        self.host = host
+
+
+@dataclasses.dataclass
+class Call:
+    """A call that is to go wrong; `nth` counts from 0."""
+
+    name: str
+    nth: int
+    fault: Fault
+
+
+class Faults:
+    """Counts the calls of a node and lets the planned ones go wrong."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.seen: list[tuple[str, int]] = []
+        self.plan: Call | None = None
+        self._counts: dict[str, int] = {}
+
+    def forget(self) -> None:
+        """Begin to count anew, with nothing planned."""
+        self.seen, self.plan, self._counts = [], None, {}
+
+    def around(self, name: str, act: Callable[[], Any]) -> Any:
+        """Make a call, or not, as planned."""
+        nth = self._counts.get(name, 0)
+        self._counts[name] = nth + 1
+        self.seen.append((name, nth))
+        plan = self.plan
+        if plan is None or (plan.name, plan.nth) != (name, nth):
+            return act()
+        self.plan = None
+        if plan.fault in (Fault.ERROR_AFTER, Fault.HANG_AFTER,
+                          Fault.CRASH_AFTER):
+            act()
+        if plan.fault in (Fault.CRASH, Fault.CRASH_AFTER):
+            raise Crash(self.host, name)
+        if plan.fault in (Fault.HANG, Fault.HANG_AFTER):
+            raise exception.CommandTimedOut(command=name, host=self.host,
+                                            seconds=60)
+        raise exception.CommandFailed(command=name, host=self.host,
+                                      reason='injected')
+
+
+def _fallible(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = '%s.%s' % (type(self).__name__, method.__name__)
+        return self.faults.around(
+            name, lambda: method(self, *args, **kwargs))
+    return wrapper
+
+
+@dataclasses.dataclass
+class Disk:
+    """Content of a logical volume by region."""
+
+    size: int
+    tags: frozenset[str]
+    regions: dict[int, str] = dataclasses.field(default_factory=dict)
+
+
+class SimulatedVolumeGroup(interface.VolumeGroup):
+    """Logical volumes in memory."""
+
+    def __init__(self, name: str, total: int, faults: Faults) -> None:
+        self.name = name
+        self.total = total
+        self.faults = faults
+        self.disks: dict[str, Disk] = {}
+
+    def check(self) -> None:
+        pass
+
+    @_fallible
+    def logical_volumes(self) -> dict[str, interface.LogicalVolume]:
+        return {name: interface.LogicalVolume(name, disk.size, disk.tags)
+                for name, disk in self.disks.items()}
+
+    def capacity(self) -> interface.Capacity:
+        used = sum(disk.size for disk in self.disks.values())
+        return interface.Capacity(self.total, self.total - used, used,
+                                  len(self.disks), thin=False)
+
+    def block_size(self) -> int:
+        return 512
+
+    def path(self, name: str) -> str:
+        return '/dev/%s/%s' % (self.name, name)
+
+    def mapped_name(self, name: str) -> str:
+        return '%s-%s' % (self.name, name)
+
+    def is_active(self, name: str) -> bool:
+        return name in self.disks
+
+    @_fallible
+    def create(self, name: str, size: int, tags: frozenset[str]) -> bool:
+        if name in self.disks:
+            return False
+        free = self.capacity().free
+        if size > free:
+            raise exception.NotEnoughSpace(
+                group=self.name, host=self.faults.host, name=name,
+                free=free, needed=size)
+        # What the disk held before belongs to somebody else.
+        self.disks[name] = Disk(size, tags, {number: 'an old tenant'
+                                             for number in range(64)})
+        return True
+
+    @_fallible
+    def extend(self, name: str, size: int) -> None:
+        self.disks[name].size = max(self.disks[name].size, size)
+
+    @_fallible
+    def zero(self, name: str, size: int) -> None:
+        self.disks[name].regions.clear()
+
+    @_fallible
+    def clear(self, name: str) -> None:
+        if name in self.disks:
+            self.disks[name].regions.clear()
+
+    @_fallible
+    def retag(self, name: str, add: frozenset[str],
+              remove: frozenset[str]) -> None:
+        disk = self.disks[name]
+        disk.tags = (disk.tags | add) - remove
+
+    @_fallible
+    def remove(self, name: str) -> None:
+        self.disks.pop(name, None)
+
+
+@dataclasses.dataclass
+class Mapped:
+    """A device-mapper node."""
+
+    table: list[interface.Segment]
+    read_only: bool
+    open_count: int = 0
+    hydrating: bool = False
+
+
+class SimulatedDeviceMapper(interface.DeviceMapper):
+    """Device-mapper nodes in memory, with linear and clone targets."""
+
+    def __init__(self, node: 'SimulatedNode', faults: Faults) -> None:
+        self._node = node
+        self.faults = faults
+        self.nodes: dict[str, Mapped] = {}
+
+    def check_target(self, target: str) -> None:
+        pass
+
+    @_fallible
+    def devices(self) -> dict[str, interface.Device]:
+        return {name: interface.Device(
+            name=name, open_count=node.open_count, suspended=False,
+            read_only=node.read_only, status=(self._status(node),),
+            under=tuple(self._mapped_name(device)
+                        for device in self._devices_of(node)))
+            for name, node in self.nodes.items()}
+
+    def _mapped_name(self, path: str) -> str:
+        _dev, group, name = path.strip('/').split('/')
+        return name if group == 'mapper' else '%s-%s' % (group, name)
+
+    def _devices_of(self, node: Mapped) -> list[str]:
+        return [word for segment in node.table
+                for word in segment.arguments.split() if '/' in word]
+
+    def _status(self, node: Mapped) -> interface.Segment:
+        segment = node.table[0]
+        if segment.target != 'clone':
+            return dataclasses.replace(segment, arguments='')
+        total, sectors = self._regions(segment)
+        mapped = self._map_of(node)
+        local = sum(1 for number in mapped if number < total)
+        feature = '0' if node.hydrating else '1 no_hydration'
+        return dataclasses.replace(
+            segment, arguments='8 1/64 %d %d/%d 0 %s 0 rw'
+            % (sectors, local, total, feature))
+
+    def _regions(self, segment: interface.Segment) -> tuple[int, int]:
+        sectors = int(segment.arguments.split()[3])
+        return -(-segment.length // sectors), sectors
+
+    def _map_of(self, node: Mapped) -> dict[int, str]:
+        return self._node.disk(node.table[0].arguments.split()[0]).regions
+
+    def path(self, name: str) -> str:
+        return '/dev/mapper/' + name
+
+    @_fallible
+    def create(self, name: str, table: list[interface.Segment],
+               read_only: bool = False) -> None:
+        if name not in self.nodes:
+            self._open(table)
+            self.nodes[name] = Mapped(table, read_only)
+
+    def _open(self, table: list[interface.Segment]) -> None:
+        for segment in table:
+            for word in segment.arguments.split():
+                if '/' in word:
+                    self._node.check_device(word)
+
+    @_fallible
+    def reload(self, name: str, table: list[interface.Segment],
+               read_only: bool = False) -> None:
+        node = self.nodes[name]
+        assert node.table[0].target != 'clone', 'hazard H26'
+        self._open(table)
+        node.table, node.read_only = table, read_only
+
+    @_fallible
+    def message(self, name: str, text: str) -> None:
+        assert text == 'enable_hydration', text
+        self.nodes[name].hydrating = True
+
+    @_fallible
+    def remove(self, name: str) -> None:
+        if name not in self.nodes:
+            return
+        above = any(self.path(name) in self._devices_of(node)
+                    for node in self.nodes.values())
+        if above or self.nodes[name].open_count:
+            raise exception.VolumeInUse(
+                volume_name=name, host=self.faults.host,
+                device=self.path(name))
+        del self.nodes[name]
+
+    @_fallible
+    def flush(self, device: str) -> None:
+        self._node.check_device(device)
+
+    @_fallible
+    def forget_cached(self, device: str) -> None:
+        self._node.check_device(device)
+
+    @_fallible
+    def refuse_discards(self, device: str) -> None:
+        self._node.check_device(device)
+
+    def hydrate(self) -> None:
+        """What the kernel's background copy does in a while."""
+        for node in self.nodes.values():
+            segment = node.table[0]
+            if segment.target == 'clone' and node.hydrating:
+                for number in range(self._regions(segment)[0]):
+                    self._copy(node, number)
+
+    def _copy(self, node: Mapped, number: int) -> None:
+        _map, copy, source = self._devices_of(node)[:3]
+        mapped = self._map_of(node)
+        if number not in mapped:
+            content = self._node.read(source, number)
+            self._node.disk(copy).regions[number] = content
+            mapped[number] = 'local'
+
+    def read(self, name: str, number: int) -> str:
+        """What a region of a node reads."""
+        node = self.nodes[name]
+        below = self._devices_of(node)
+        if node.table[0].target == 'clone':
+            _map, copy, source = below[:3]
+            local = number in self._map_of(node)
+            return self._node.read(copy if local else source, number)
+        return self._node.read(below[0], number)
+
+    def write(self, name: str, number: int, content: str) -> None:
+        """Write a region of a node."""
+        node = self.nodes[name]
+        assert not node.read_only, 'a sealed copy is written'
+        below = self._devices_of(node)
+        if node.table[0].target == 'clone':
+            self._node.write(below[1], number, content)
+            self._map_of(node)[number] = 'local'
+        else:
+            self._node.write(below[0], number, content)
+
+
+class SimulatedTarget(interface.SourceTarget):
+    """Exports in memory."""
+
+    def __init__(self, faults: Faults) -> None:
+        self.faults = faults
+        self.exports: dict[str, tuple[interface.Export, str]] = {}
+
+    def describe(self, move_id: str, initiator: str) -> interface.Export:
+        return interface.Export(
+            portal=self.faults.host, iqn='iqn.2010-10.org.openstack:' +
+            move_id, lun=1, serial=move_id, initiator=initiator,
+            username='user', password='secret of ' + move_id[:8])
+
+    @_fallible
+    def export(self, move_id: str, device: str, export: interface.Export
+               ) -> None:
+        self.exports[move_id] = (export, device)
+
+    @_fallible
+    def unexport(self, move_id: str) -> None:
+        self.exports.pop(move_id, None)
+
+    def exported(self) -> set[str]:
+        return set(self.exports)
+
+
+class SimulatedInitiator(interface.Initiator):
+    """Sessions in memory; `network` finds the node behind a portal."""
+
+    def __init__(self, network: dict[str, 'SimulatedNode'], faults: Faults
+                 ) -> None:
+        self._network = network
+        self.faults = faults
+        self.sessions: dict[str, interface.Export] = {}
+
+    def name(self) -> str:
+        return 'iqn.1993-08.org.debian:' + self.faults.host
+
+    @_fallible
+    def connect(self, export: interface.Export) -> str:
+        source = self._network.get(export.portal)
+        if source is None or not any(
+                export == found for found, _device
+                in source.target.exports.values()):
+            raise exception.SourceUnreachable(
+                host=self.faults.host, iqn=export.iqn, portal=export.portal,
+                reason='no such export')
+        self.sessions[export.iqn] = export
+        return '/dev/iscsi/' + export.serial
+
+    def connected(self) -> dict[str, str]:
+        return {iqn: '/dev/iscsi/' + export.serial
+                for iqn, export in self.sessions.items()}
+
+    @_fallible
+    def disconnect(self, export: interface.Export) -> None:
+        self.sessions.pop(export.iqn, None)
+
+    def find(self, move_id: str) -> tuple['SimulatedNode', str]:
+        """The node and the device behind a connected disk."""
+        for export in self.sessions.values():
+            if export.serial == move_id:
+                source = self._network[export.portal]
+                return source, source.target.exports[move_id][1]
+        raise exception.SourceUnreachable(
+            host=self.faults.host, iqn=move_id, portal='', reason='cut off')
+
+
+class SimulatedNode:
+    """A node in memory; it has what :class:`interface.Node` has."""
+
+    def __init__(self, host: str, network: dict[str, 'SimulatedNode'],
+                 total: int = 1 << 40) -> None:
+        """:param network: all nodes by host; this one is added
+        :param total: bytes of the volume group
+        """
+        self.host = host
+        self.faults = Faults(host)
+        self.volumes = SimulatedVolumeGroup('group', total, self.faults)
+        self.metadata = self.volumes
+        self.device_mapper = SimulatedDeviceMapper(self, self.faults)
+        self.target = SimulatedTarget(self.faults)
+        self.initiator = SimulatedInitiator(network, self.faults)
+        network[host] = self
+
+    def cut_power(self) -> None:
+        """Lose all that is not on a disk."""
+        self.device_mapper.nodes.clear()
+        self.target.exports.clear()
+        self.initiator.sessions.clear()
+
+    def disk(self, path: str) -> Disk:
+        """The logical volume with a path."""
+        return self.volumes.disks[path.rsplit('/', 1)[1]]
+
+    def check_device(self, path: str) -> None:
+        """:raises CommandFailed: there is no such device"""
+        _dev, group, name = path.strip('/').split('/')
+        there = {'mapper': self.device_mapper.nodes,
+                 'group': self.volumes.disks,
+                 'iscsi': {export.serial: export for export
+                           in self.initiator.sessions.values()}}[group]
+        if name not in there:
+            raise exception.CommandFailed(
+                command='open ' + path, host=self.host,
+                reason='No such device')
+
+    def read(self, path: str, number: int) -> str:
+        """What a region of a device reads."""
+        _dev, group, name = path.strip('/').split('/')
+        if group == 'mapper':
+            return self.device_mapper.read(name, number)
+        if group == 'iscsi':
+            node, device = self.initiator.find(name)
+            return node.read(device, number)
+        return self.disk(path).regions.get(number, '')
+
+    def write(self, path: str, number: int, content: str) -> None:
+        """Write a region of a device."""
+        _dev, group, name = path.strip('/').split('/')
+        assert group != 'iscsi', 'a source is written from another node'
+        if group == 'mapper':
+            self.device_mapper.write(name, number, content)
+        else:
+            self.disk(path).regions[number] = content

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports of source copies through Cinder's own target drivers.
+
+An export belongs to one move: it has an IQN and a CHAP secret of its own,
+admits the one initiator of the destination and refuses writes.
+"""
+
+import os
+import re
+from typing import Any
+
+from cinder import context
+from cinder.privsep.targets import tgt as tgt_commands
+from cinder.volume.targets import lio
+from cinder.volume.targets import tgt
+from cinder.volume import volume_utils
+from oslo_utils import importutils
+
+from cinder_localstor import exception
+from cinder_localstor.node import interface
+from cinder_localstor.node import privileged
+from cinder_localstor.node import secrets
+
+# An IQN must not be reused by anything else: the name says whose it is, and
+# the node's udev rules know the destination's disks by it.
+PREFIX = 'localstor-'
+
+EXPORT_NAME = re.compile(re.escape(PREFIX) + r'(?P<move_id>[0-9a-f-]{36})')
+
+
+def parse_targets(text: str) -> set[str]:
+    """Ids of the moves that are named in a list of targets.
+
+    :param text: what ``tgt-admin --show`` or ``cinder-rtstool get-targets``
+        prints; lines of other targets and of any other kind are passed over
+    """
+    return {match['move_id'] for match in EXPORT_NAME.finditer(text)}
+
+
+class _TgtOfMove(tgt.TgtAdm):
+    """Cinder's tgt driver with what a move's export needs besides.
+
+    See targets.conf(5): `readonly` refuses writes, `initiator-name` admits
+    one initiator only, `bsoflags direct` reads past the page cache.
+    """
+
+    def __init__(self, configuration: Any, export: interface.Export) -> None:
+        super().__init__(configuration=configuration)
+        self.VOLUME_CONF = '''
+<target %(name)s>
+    <backing-store %(path)s>
+        bsoflags direct
+        readonly 1
+        scsi_sn ''' + export.serial + '''
+        scsi_id ''' + export.serial + '''
+    </backing-store>
+    driver %(driver)s
+    %(chap_auth)s
+    initiator-name ''' + export.initiator + '''
+</target>
+'''
+
+
+class _CinderTarget(interface.SourceTarget):
+    """What tgt and LIO have in common."""
+
+    lun: int
+    tells_serial: bool
+
+    def __init__(self, configuration: Any) -> None:
+        self._configuration = configuration
+
+    def describe(self, move_id: str, initiator: str) -> interface.Export:
+        address = self._configuration.target_ip_address
+        return interface.Export(
+            portal='%s:%d' % (address, self._configuration.target_port),
+            iqn=self._configuration.target_prefix + PREFIX + move_id,
+            lun=self.lun, serial=move_id if self.tells_serial else '',
+            initiator=initiator, username=volume_utils.generate_username(),
+            password=volume_utils.generate_password())
+
+
+class TgtSourceTarget(_CinderTarget):
+    """Exports through tgtd."""
+
+    lun = 1
+    tells_serial = True
+
+    def export(self, move_id: str, device: str, export: interface.Export
+               ) -> None:
+        secrets.hide(export.password)
+        if move_id not in self.exported():
+            driver = _TgtOfMove(self._configuration, export)
+            driver.create_iscsi_target(export.iqn, 0, self.lun, device,
+                                       (export.username, export.password))
+
+    def unexport(self, move_id: str) -> None:
+        driver = tgt.TgtAdm(configuration=self._configuration)
+        path = os.path.join(self._configuration.volumes_dir, PREFIX + move_id)
+        if move_id in self.exported() or os.path.exists(path):
+            driver.remove_iscsi_target(0, self.lun, move_id, PREFIX + move_id)
+
+    def exported(self) -> set[str]:
+        return parse_targets(tgt_commands.tgtadm_show()[0])
+
+
+class LioSourceTarget(_CinderTarget):
+    """Exports through the kernel's target (LIO)."""
+
+    lun = 0
+    # It makes up a serial number of its own.
+    tells_serial = False
+
+    def __init__(self, configuration: Any) -> None:
+        super().__init__(configuration)
+        self._driver = lio.LioAdm(configuration=configuration)
+
+    def export(self, move_id: str, device: str, export: interface.Export
+               ) -> None:
+        secrets.hide(export.password)
+        if move_id not in self.exported():
+            self._driver.create_iscsi_target(
+                export.iqn, 0, self.lun, device,
+                (export.username, export.password),
+                portals_ips=[self._configuration.target_ip_address],
+                portals_port=self._configuration.target_port)
+        self._driver.initialize_connection(
+            {'id': move_id, 'name': PREFIX + move_id,
+             'provider_location': '%s,1 %s %d' % (export.portal, export.iqn,
+                                                  export.lun),
+             'provider_auth': 'CHAP %s %s' % (export.username,
+                                              export.password)},
+            {'initiator': export.initiator})
+        privileged.protect_mapped_luns(export.iqn, export.initiator)
+
+    def unexport(self, move_id: str) -> None:
+        if move_id in self.exported():
+            self._driver.remove_iscsi_target(0, self.lun, move_id,
+                                             PREFIX + move_id)
+
+    def exported(self) -> set[str]:
+        return parse_targets(self._driver._get_targets())
+
+
+SOURCE_TARGETS = {'tgtadm': TgtSourceTarget, 'lioadm': LioSourceTarget}
+
+
+def source_target(configuration: Any) -> interface.SourceTarget:
+    """The exporter that the option target_helper names."""
+    try:
+        kind = SOURCE_TARGETS[configuration.target_helper]
+    except KeyError as error:
+        raise exception.LocalStorException(
+            reason="target_helper = %s can't export moving volumes; set it "
+                   'to one of %s.' % (configuration.target_helper,
+                                      ', '.join(SOURCE_TARGETS))) from error
+    return kind(configuration)
+
+
+class RemoteTarget:
+    """Ordinary connections from anywhere, by Cinder's target driver."""
+
+    def __init__(self, mapping: dict[str, str], configuration: Any) -> None:
+        """:param mapping: Cinder's target drivers by target_helper"""
+        self._driver = importutils.import_object(
+            mapping[configuration.target_helper], configuration=configuration)
+
+    @property
+    def protocol(self) -> str:
+        return self._driver.storage_protocol or self._driver.protocol
+
+    def export(self, ctxt: context.RequestContext, volume: Any, device: str
+               ) -> dict[str, str]:
+        """Export a device; the provider fields that the row gets."""
+        data = self._driver.create_export(ctxt, volume, device)
+        return {'provider_location': data['location'],
+                'provider_auth': data['auth']}
+
+    def ensure(self, ctxt: context.RequestContext, volume: Any, device: str
+               ) -> None:
+        """Export a device as the provider fields say."""
+        self._driver.ensure_export(ctxt, volume, device)
+
+    def unexport(self, ctxt: context.RequestContext, volume: Any) -> None:
+        """Take an export away."""
+        self._driver.remove_export(ctxt, volume)
+
+    def connect(self, volume: Any, connector: dict[str, Any]
+                ) -> dict[str, Any]:
+        """Admit a connector; the connection info it gets."""
+        self._driver.validate_connector(connector)
+        return self._driver.initialize_connection(volume, connector)
+
+    def disconnect(self, volume: Any, connector: dict[str, Any]) -> None:
+        """Admit a connector no longer."""
+        self._driver.terminate_connection(volume, connector)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the driver, in the section of each backend."""
+
+import itertools
+
+from cinder import objects
+
+# Cinder's drivers name its objects as soon as they are imported.
+objects.register_all()
+
+from cinder.volume import configuration  # noqa: E402
+from cinder.volume import driver  # noqa: E402
+from cinder.volume.drivers import lvm  # noqa: E402
+from oslo_config import cfg  # noqa: E402
+
+LOCALSTOR_OPTS = [
+    cfg.StrOpt('localstor_data_path',
+               default='auto',
+               choices=[('auto', 'what the kernel of the node has'),
+                        ('clone', 'the kernel\'s dm-clone')],
+               help='What serves a volume while its data arrives.'),
+    cfg.StrOpt('localstor_metadata_group',
+               help='Volume group for the region maps of moving volumes, '
+                    'best on a fast disk. Default: the volume_group.'),
+    cfg.IntOpt('localstor_region_size',
+               default=0, min=0, max=1048576,
+               help='Size in KiB of the regions in which dm-clone keeps '
+                    'track of a move: a power of two from 4 on. 0 chooses '
+                    'by the size of the volume, 64 KiB at least. A move '
+                    'keeps the size that it began with.'),
+    cfg.IntOpt('localstor_hydration_threshold',
+               default=16, min=1,
+               help='How many batches of regions dm-clone copies at the same '
+                    'time.'),
+    cfg.IntOpt('localstor_hydration_batch',
+               default=8, min=1,
+               help='How many adjacent regions dm-clone copies in one go.'),
+    cfg.IntOpt('localstor_monitor_interval',
+               default=5, min=1,
+               help='Seconds between two looks at the running moves.'),
+    cfg.IntOpt('localstor_command_timeout',
+               default=60, min=1,
+               help='Seconds after which an external command counts as '
+                    'hanging and is killed.'),
+    cfg.IntOpt('localstor_peer_timeout',
+               default=50, min=1,
+               help='Seconds to wait for an answer of a peer. Keep it below '
+                    'rpc_response_timeout, so that the user gets our error '
+                    'and not a time-out.'),
+    cfg.DictOpt('localstor_host_map',
+                default={},
+                help='Cinder hosts of connectors that have another name: '
+                     '"compute7.example.org:node7,10.0.0.7:node7", connector '
+                     'host or ip on the left, host of the volume service on '
+                     'the right.'),
+    cfg.StrOpt('localstor_unknown_host',
+               default='remote',
+               choices=[('remote', 'an ordinary remote connection; the '
+                                   'volume stays where it is'),
+                        ('refuse', 'an error')],
+               help='What an instance gets on a host that has no backend of '
+                    'this kind.'),
+    cfg.StrOpt('localstor_no_space',
+               default='error',
+               choices=[('error', 'an error that names the space'),
+                        ('remote', 'an ordinary remote connection; the '
+                                   'volume stays where it is')],
+               help='What an instance gets on a peer that has too little '
+                    'space for the volume.'),
+]
+
+CINDER_OPTS = ('target_ip_address', 'target_helper', 'target_protocol',
+               'target_port', 'target_prefix', 'volumes_dir',
+               'iscsi_target_flags', 'iscsi_write_cache',
+               'volume_clear', 'volume_clear_size', 'volume_clear_ionice',
+               'reserved_percentage', 'max_over_subscription_ratio')
+LVM_OPTS = ('volume_group', 'lvm_type')
+
+
+def driver_options() -> list[cfg.Opt]:
+    """Our options and those of Cinder that the driver heeds."""
+    cinder_opts = [opt for opt in itertools.chain(driver.volume_opts,
+                                                  lvm.volume_opts)
+                   if opt.name in CINDER_OPTS + LVM_OPTS]
+    return LOCALSTOR_OPTS + cinder_opts
+
+
+def register(conf: cfg.ConfigOpts = cfg.CONF) -> None:
+    """Make the options known in the section that all backends share."""
+    conf.register_opts(LOCALSTOR_OPTS, group=configuration.SHARED_CONF_GROUP)
+
+
+def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
+    """For ``oslo-config-generator --namespace cinder_localstor``."""
+    return [(configuration.SHARED_CONF_GROUP, LOCALSTOR_OPTS)]

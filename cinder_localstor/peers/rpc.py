@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peers ask of each other beyond Cinder's own volume RPC.
+
+Topic ``cinder-localstor.<host@backend>``.  Each call about a move carries all
+that the move is, and is idempotent, so a repeated or late message does no
+harm.
+
+History::
+
+    1.0  identify, examine, run, drive
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from cinder import context
+from cinder import objects
+from cinder import rpc
+import oslo_messaging as messaging
+
+from cinder_localstor.datapath import transfer
+from cinder_localstor import exception
+
+VERSION = '1.0'
+TOPIC = 'cinder-localstor'
+
+# Seconds that a peer may work on a request that no user waits for, as long as
+# it shows that it is alive
+PATIENCE = 24 * 3600
+
+
+def _target(host: str) -> messaging.Target:
+    return messaging.Target(topic='%s.%s' % (TOPIC, host),
+                            server=host.partition('@')[0], version=VERSION)
+
+
+class Endpoint(Protocol):
+    """What a peer answers; the names are those of the RPC methods."""
+
+    def identify(self, ctxt: context.RequestContext) -> list[str]:
+        """Names and addresses of the node."""
+
+    def examine(self, ctxt: context.RequestContext, size: int,
+                block_size: int) -> dict[str, str]:
+        """Whether a volume could move there."""
+
+    def run(self, ctxt: context.RequestContext, move: dict[str, Any],
+            steps: list[str]) -> None:
+        """Run steps of a move."""
+
+    def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
+        """Look after a move now."""
+
+
+def serve(host: str, endpoint: Any) -> messaging.rpc.RPCServer:
+    """Answer the peers from now on."""
+    endpoint.target = messaging.Target(version=VERSION)
+    server = rpc.get_server(_target(host), [endpoint])
+    server.start()
+    return server
+
+
+class PeerAPI:
+    """Asks peers."""
+
+    def __init__(self, host: str, timeout: float) -> None:
+        """:param host: ``host@backend`` of this node
+        :param timeout: seconds to wait for a sign of life
+        """
+        self.host = host
+        self._timeout = timeout
+
+    def _call(self, peer: str, about: str, method: str, patient: bool,
+              **arguments: Any) -> Any:
+        """:raises PeerDown: no answer came; what was done is unknown
+        :raises PeerFailed: the peer says that it failed
+        """
+        ctxt = context.get_admin_context()
+        if not self._is_up(ctxt, peer):
+            raise exception.PeerDown(peer=peer, volume_id=about,
+                                     host=self.host,
+                                     reason='its service is down')
+        client = rpc.get_client(_target(peer)).prepare(
+            timeout=PATIENCE if patient else self._timeout,
+            call_monitor_timeout=self._timeout if patient else None)
+        try:
+            return client.call(ctxt, method, **arguments)
+        except messaging.MessagingTimeout as error:
+            raise exception.PeerDown(
+                peer=peer, volume_id=about, host=self.host,
+                reason='no answer in %d seconds' % self._timeout) from error
+        except messaging.RemoteError as error:
+            raise exception.PeerFailed(
+                peer=peer, volume_id=about, step=method, kind=error.exc_type,
+                reason=error.value) from error
+
+    def _is_up(self, ctxt: context.RequestContext, peer: str) -> bool:
+        services = objects.ServiceList.get_all(
+            ctxt, {'host': peer, 'binary': 'cinder-volume'})
+        return any(service.is_up for service in services)
+
+    def identify(self, peer: str) -> list[str]:
+        """Names and addresses of a peer's node."""
+        return self._call(peer, '-', 'identify', patient=False)
+
+    def examine(self, peer: str, volume_id: str, size: int, block_size: int
+                ) -> dict[str, str]:
+        """Whether a volume of `size` bytes could move to a peer."""
+        return self._call(peer, volume_id, 'examine', patient=False,
+                          size=size, block_size=block_size)
+
+    def run(self, peer: str, move: transfer.Transfer, steps: list[str],
+            patient: bool = True) -> None:
+        """Let a peer run steps of a move.
+
+        :param patient: whether nobody waits, so that it may take long
+        """
+        self._call(peer, move.volume_id, 'run', patient=patient,
+                   move=move.as_dict(), steps=steps)
+
+    def nudge(self, peer: str, move_id: str) -> None:
+        """Let a peer look after a move now; it would do so later anyway."""
+        rpc.get_client(_target(peer)).cast(
+            context.get_admin_context(), 'drive', move_id=move_id)

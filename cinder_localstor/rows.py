@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of Cinder's database that hold a move.
+
+A move is the row of its shadow volume: ``migration_status`` is
+``target:<id of the user's volume>``, which hides it from users and is Cinder's
+own mark of a temporary volume, and its admin metadata hold the rest.  The
+user's row stays clean, so that all of Cinder's API works at any moment.
+
+Every change is one transaction.  A change of state names the state that it
+starts from, so that of two that ask for the same only one gets it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from typing import Any
+import uuid
+
+from cinder import context
+from cinder.db import api as db
+from cinder.db import models
+from cinder import objects
+from cinder.objects import fields
+from cinder.volume import volume_utils
+from oslo_utils import timeutils
+import sqlalchemy as sa
+
+from cinder_localstor.datapath import transfer
+from cinder_localstor import exception
+from cinder_localstor.node import interface
+
+PREFIX = 'localstor:'
+STATE = PREFIX + 'state'
+SINCE = PREFIX + 'since'
+DONE = PREFIX + 'done'
+PROBLEM = PREFIX + 'problem'
+LEAVING = PREFIX + 'leaving'
+SOURCE_HOST = PREFIX + 'source_host'
+DESTINATION_HOST = PREFIX + 'destination_host'
+GENERATION = PREFIX + 'generation'
+
+# Fields of both rows that change places with the identity
+IDENTITY = ('host', 'cluster_name', 'service_uuid', 'availability_zone',
+            'provider_id', 'provider_location', 'provider_auth',
+            'provider_geometry')
+# Longest value that a metadata row holds
+MOST_CHARACTERS = 255
+FIRST_GENERATION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """A move as the database has it.
+
+    :ivar state: a state of :mod:`cinder_localstor.moves.table`
+    :ivar since: when it came into that state, UTC
+    :ivar done: names of the steps of that state that are done
+    :ivar leaving: ids of the attachments that the source had at the start
+    :ivar problem: what is wrong, '' if nothing is
+    """
+
+    transfer: transfer.Transfer
+    state: str
+    since: datetime.datetime
+    done: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
+    problem: str = ''
+
+    @property
+    def move_id(self) -> str:
+        return self.transfer.move_id
+
+    @property
+    def volume_id(self) -> str:
+        return self.transfer.volume_id
+
+
+
+def future_copy_name(move_id: str) -> str:
+    """Name of the logical volume that a move will make."""
+    return db.CONF.volume_name_template % move_id
+
+
+
+def generation_of(ctxt: context.RequestContext, volume_id: str) -> int:
+    """How often a volume has moved, plus one."""
+    metadata = db.volume_admin_metadata_get(ctxt.elevated(), volume_id)
+    return int(metadata.get(GENERATION, FIRST_GENERATION))
+
+
+def standing_copies(ctxt: context.RequestContext, host: str
+                    ) -> list[tuple[str, str, int]]:
+    """Name, volume id and generation of all copies of users' volumes here.
+
+    :param host: ``host@backend``
+    """
+    copies = []
+    with db.main_context_manager.reader.using(ctxt) as session:
+        generation = sa.orm.aliased(models.VolumeAdminMetadata)
+        query = session.query(
+            models.Volume.id, models.Volume._name_id, generation.value
+        ).outerjoin(generation, sa.and_(
+            generation.volume_id == models.Volume.id,
+            generation.key == GENERATION,
+            generation.deleted == sa.false())
+        ).filter(
+            models.Volume.deleted == sa.false(),
+            models.Volume.host.like(host + '#%')
+            | (models.Volume.host == host),
+            models.Volume.status.notin_(('creating', 'deleting')),
+            sa.or_(models.Volume.migration_status.is_(None),
+                   models.Volume.migration_status.notlike('target:%')))
+        for volume_id, name_id, value in query:
+            copies.append((db.CONF.volume_name_template
+                           % (name_id or volume_id),
+                           volume_id, int(value or FIRST_GENERATION)))
+    return copies
+
+
+def begin(ctxt: context.RequestContext, volume: objects.Volume,
+          move: transfer.Transfer, state: str,
+          destination: objects.Service, leaving: tuple[str, ...]) -> Move:
+    """Make the shadow row of a move, with all that the move is.
+
+    :raises VolumeIsMoving: the volume has a move already
+    """
+    ctxt = ctxt.elevated()
+    for other in for_volume(ctxt, volume.id):
+        raise exception.VolumeIsMoving(
+            volume_id=volume.id, move_id=other.move_id, state=other.state,
+            destination=other.transfer.destination_host, action='moving it')
+    now = timeutils.utcnow()
+    pool = volume_utils.extract_host(volume.host, 'pool')
+    # Not by the object: that makes up the id itself.
+    db.volume_create(ctxt, {
+        'id': move.move_id,
+        'user_id': volume.user_id,
+        'project_id': volume.project_id,
+        'size': volume.size,
+        'volume_type_id': volume.volume_type_id,
+        'encryption_key_id': volume.encryption_key_id,
+        'host': volume_utils.append_host(move.destination_host, pool),
+        'cluster_name': destination.cluster_name,
+        'service_uuid': destination.uuid,
+        'availability_zone': destination.availability_zone,
+        'status': 'maintenance',
+        'attach_status': fields.VolumeAttachStatus.DETACHED,
+        'use_quota': False,
+        'migration_status': 'target:%s' % volume.id,
+        'display_name': 'move of %s' % volume.id,
+        'admin_metadata': {STATE: state, SINCE: now.isoformat(), DONE: '',
+                           LEAVING: ','.join(leaving), **_flatten(move)},
+    })
+    return Move(transfer=move, state=state, since=now, leaving=leaving)
+
+
+def _flatten(move: transfer.Transfer) -> dict[str, str]:
+    values = move.as_dict()
+    values.update(('export_' + key, value)
+                  for key, value in values.pop('export').items())
+    return {PREFIX + key: str(value) for key, value in values.items()}
+
+
+def _unflatten(metadata: dict[str, str]) -> Move:
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(transfer.Transfer):
+        if field.name != 'export':
+            values[field.name] = field.type(metadata[PREFIX + field.name])
+    export = {field.name: field.type(
+        metadata['%sexport_%s' % (PREFIX, field.name)])
+        for field in dataclasses.fields(interface.Export)}
+    return Move(
+        transfer=transfer.Transfer(export=interface.Export(**export),
+                                   **values),
+        state=metadata[STATE],
+        since=datetime.datetime.fromisoformat(metadata[SINCE]),
+        done=_words(metadata.get(DONE, '')),
+        leaving=_words(metadata.get(LEAVING, '')),
+        problem=metadata.get(PROBLEM, ''))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(',')))
+
+
+def _moves(ctxt: context.RequestContext, *conditions: Any) -> list[Move]:
+    metadata: dict[str, dict[str, str]] = {}
+    row = models.VolumeAdminMetadata
+    with db.main_context_manager.reader.using(ctxt.elevated()) as session:
+        query = session.query(row.volume_id, row.key, row.value).join(
+            models.Volume, models.Volume.id == row.volume_id).filter(
+            models.Volume.deleted == sa.false(), row.deleted == sa.false(),
+            models.Volume.migration_status.like('target:%'),
+            row.key.like(PREFIX + '%'), *conditions)
+        for volume_id, key, value in query:
+            metadata.setdefault(volume_id, {})[key] = value
+    moves = [_unflatten(found) for found in metadata.values()
+             if STATE in found]
+    return sorted(moves, key=lambda move: move.since)
+
+
+def get(ctxt: context.RequestContext, move_id: str) -> Move | None:
+    """The move with an id; None when it has ended."""
+    moves = _moves(ctxt, models.Volume.id == move_id)
+    return moves[0] if moves else None
+
+
+def for_volume(ctxt: context.RequestContext, volume_id: str) -> list[Move]:
+    """The running moves of a user's volume."""
+    return _moves(ctxt,
+                  models.Volume.migration_status == 'target:' + volume_id)
+
+
+def for_host(ctxt: context.RequestContext, host: str) -> list[Move]:
+    """The running moves that have their source or destination on a backend.
+
+    :param host: ``host@backend``
+    """
+    row = models.VolumeAdminMetadata
+    ids = sa.select(row.volume_id).where(
+        row.key.in_((SOURCE_HOST, DESTINATION_HOST)), row.value == host,
+        row.deleted == sa.false())
+    return _moves(ctxt, models.Volume.id.in_(ids))
+
+
+def change_state(ctxt: context.RequestContext, move: Move, state: str,
+                 swap: bool = False) -> Move:
+    """Take a move to another state; with `swap` the identities change places.
+
+    :raises MoveChanged: it is not in the state any more that `move` says
+    """
+    now = timeutils.utcnow()
+    with db.main_context_manager.writer.using(ctxt.elevated()) as session:
+        row = models.VolumeAdminMetadata
+        changed = session.query(row).filter(
+            row.volume_id == move.move_id, row.key == STATE,
+            row.value == move.state, row.deleted == sa.false()
+        ).update({'value': state}, synchronize_session=False)
+        if changed != 1:
+            raise exception.MoveChanged(move_id=move.move_id,
+                                        state=move.state)
+        _put(session, move.move_id, SINCE, now.isoformat())
+        _put(session, move.move_id, DONE, '')
+        _put(session, move.move_id, PROBLEM, '')
+        if swap:
+            _swap(session, move)
+    return dataclasses.replace(move, state=state, since=now, done=(),
+                               problem='')
+
+
+def _swap(session: Any, move: Move) -> None:
+    """Let the user's row and the shadow row change places.
+
+    They share nothing but what is listed here: neither the name that the
+    user sees nor the status.
+    """
+    user = session.get(models.Volume, move.volume_id, with_for_update=True)
+    shadow = session.get(models.Volume, move.move_id, with_for_update=True)
+    for field in IDENTITY:
+        ours, theirs = getattr(user, field), getattr(shadow, field)
+        setattr(user, field, theirs)
+        setattr(shadow, field, ours)
+    ours = user._name_id or user.id
+    theirs = shadow._name_id or shadow.id
+    user._name_id = None if theirs == user.id else theirs
+    shadow._name_id = None if ours == shadow.id else ours
+    forward = theirs == move.move_id
+    generation = move.transfer.generation - (0 if forward else 1)
+    _put(session, move.volume_id, GENERATION, str(generation))
+
+
+def _put(session: Any, volume_id: str, key: str, value: str) -> None:
+    row = models.VolumeAdminMetadata
+    changed = session.query(row).filter(
+        row.volume_id == volume_id, row.key == key,
+        row.deleted == sa.false()
+    ).update({'value': value[:MOST_CHARACTERS]}, synchronize_session=False)
+    if not changed:
+        session.add(row(volume_id=volume_id, key=key,
+                        value=value[:MOST_CHARACTERS]))
+
+
+def record_done(ctxt: context.RequestContext, move: Move,
+                done: tuple[str, ...]) -> Move:
+    """Note that steps of the present state are done, and nothing is wrong."""
+    _record(ctxt, move, DONE, ','.join(done))
+    if move.problem:
+        move = record_problem(ctxt, move, '')
+    return dataclasses.replace(move, done=done)
+
+
+def record_problem(ctxt: context.RequestContext, move: Move, problem: str
+                   ) -> Move:
+    """Note what keeps a move from going on."""
+    if problem != move.problem:
+        _record(ctxt, move, PROBLEM, problem)
+    return dataclasses.replace(move, problem=problem)
+
+
+def _record(ctxt: context.RequestContext, move: Move, key: str, value: str
+            ) -> None:
+    with db.main_context_manager.writer.using(ctxt.elevated()) as session:
+        _put(session, move.move_id, key, value)
+
+
+def forget(ctxt: context.RequestContext, move: Move) -> None:
+    """Remove the shadow row: the move has ended."""
+    db.volume_destroy(ctxt.elevated(), move.move_id)
+
+
+def attachments(ctxt: context.RequestContext, volume_id: str
+                ) -> list[dict[str, Any]]:
+    """`id`, `instance_uuid`, `status` and `connector` of all attachments."""
+    return [{'id': row.id, 'instance_uuid': row.instance_uuid,
+             'status': row.attach_status,
+             'connector': json.loads(row.connector) if row.connector else {}}
+            for row in db.volume_attachment_get_all_by_volume_id(
+                ctxt.elevated(), volume_id)]
+
+
+def new_move_id() -> str:
+    """An id that no other move has."""
+    return str(uuid.uuid4())

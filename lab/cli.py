@@ -1,0 +1,505 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: ``python -m lab``."""
+
+import argparse
+import collections
+import logging
+import os
+import shlex
+import shutil
+import sys
+import termios
+import time
+import tty
+from typing import Any
+from typing import TextIO
+
+from cliff import app
+from cliff import command
+from cliff import commandmanager
+from cliff import lister
+
+from lab import cloud
+from lab import control_plane
+from lab import errors
+from lab import node_services
+from lab import progress
+
+_DESCRIPTION = '''\
+A virtual cloud on this machine: real kernels, real OpenStack.
+
+Each node is a User Mode Linux kernel with its own disks, LVM, iSCSI and
+cinder-volume. Keystone, Cinder's API and scheduler, RabbitMQ and MariaDB run
+natively. Everything lives in a network namespace of its own and is gone
+after "down".
+'''
+
+
+def _size(text: str) -> int:
+    """A size in bytes, with an optional binary unit."""
+    units = {'K': 1, 'M': 2, 'G': 3, 'T': 4}
+    number, unit = text, text[-1:].upper()
+    if unit in units:
+        number = text[:-1]
+    try:
+        return int(number) * 1024 ** units.get(unit, 0)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f'"{text}" is no size: use a number and K, M, G or T'
+        ) from None
+
+
+def _option(text: str) -> tuple[str, str, str]:
+    """SECTION.KEY=VALUE, taken apart."""
+    name, equals, value = text.partition('=')
+    section, dot, key = name.rpartition('.')
+    if not (equals and dot and section and key):
+        raise argparse.ArgumentTypeError(
+            f'"{text}" is not of the form SECTION.KEY=VALUE')
+    return section, key, value
+
+
+class _LabCommand(command.Command):
+    """A command that knows its lab."""
+
+    @property
+    def cloud(self) -> cloud.Cloud:
+        """The lab chosen with --name."""
+        return self.app.cloud
+
+
+class Up(_LabCommand):
+    """Start the lab and wait until volumes can be created on every node.
+
+    The first start initialises the databases, which takes some 15 seconds
+    longer; the result is kept below .lab/cache. On a running lab this does
+    nothing.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--nodes', type=int, default=2, metavar='N',
+                            help='how many nodes (default: 2)')
+        parser.add_argument('--memory', default='1G', metavar='SIZE',
+                            help='memory of a node (default: 1G)')
+        parser.add_argument('--disk-size', type=_size, metavar='SIZE',
+                            default=8 * cloud.GIB,
+                            help='size of each of the two disks of a node; '
+                                 'they are sparse files (default: 8G)')
+        parser.add_argument('--driver', metavar='CLASS',
+                            help='volume driver of both backends (default: '
+                                 'the driver of this repository)')
+        parser.add_argument('--option', type=_option, action='append',
+                            default=[], metavar='SECTION.KEY=VALUE',
+                            help='set an option in cinder.conf of every '
+                                 'node; may be repeated')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Bring the lab up."""
+        options: dict[str, dict[str, str]] = collections.defaultdict(dict)
+        for section, key, value in parsed_args.option:
+            options[section][key] = value
+        started = time.monotonic()
+        with progress.shown(self.app.stdout) as report:
+            fresh = self.cloud.up(
+                parsed_args.nodes, report, driver=parsed_args.driver,
+                options=options, disk_size=parsed_args.disk_size,
+                memory=parsed_args.memory)
+        if fresh:
+            text = f'ready after {time.monotonic() - started:.0f} s'
+        else:
+            text = 'already running'
+        self.app.stdout.write(f'Lab "{self.cloud.name}" is {text}.\n')
+        return 0
+
+
+class Down(_LabCommand):
+    """End everything the lab started, remove its disks and network.
+
+    Cleans up after a crashed lab as well. Logs stay until the next start.
+    """
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Take the lab down."""
+        found = self.cloud.down()
+        text = 'is gone' if found else 'was not running'
+        self.app.stdout.write(f'Lab "{self.cloud.name}" {text}.\n')
+        return 0
+
+
+class Status(lister.Lister):
+    """List services and nodes: state, process, address, uptime.
+
+    The process of a service inside a node is numbered by the node's kernel.
+    """
+
+    def take_action(self, parsed_args: argparse.Namespace) -> tuple:
+        """Collect the rows."""
+        human = parsed_args.formatter == 'table'
+        rows = []
+        for row in self.app.cloud.status():
+            uptime = row.get('uptime')
+            if uptime is not None:
+                uptime = _duration(uptime) if human else round(uptime, 1)
+            pid = row.get('pid')
+            rows.append((row['place'], row['service'], row['state'],
+                         '' if human and pid is None else pid,
+                         row['address'],
+                         '' if human and uptime is None else uptime))
+        cuts = self.app.cloud.network.cuts
+        if human and cuts:
+            text = ', '.join('-'.join(pair) for pair in cuts)
+            self.app.stdout.write(f'Cut: {text}\n')
+        return ('Place', 'Service', 'State', 'PID', 'Address',
+                'Uptime'), rows
+
+
+class Exec(_LabCommand):
+    """Run a command on a node, or natively in the namespace.
+
+    Standard input, output and error are passed through, the exit status is
+    that of the command. With the place "control" the command runs natively
+    in the lab's network namespace with the administrator's credentials in
+    its environment, for instance
+
+        python -m lab exec control -- openstack volume list
+
+    When this command is interrupted, the one on the node is killed.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('place', metavar='NODE',
+                            help='a node, or "control"')
+        parser.add_argument('-t', '--terminal', action='store_true',
+                            help='give the command a terminal on the node')
+        parser.add_argument('-u', '--user', default='admin',
+                            help='whose credentials "control" gets: admin, '
+                                 'demo or cinder (default: admin)')
+        parser.add_argument('command', nargs=argparse.REMAINDER,
+                            metavar='-- COMMAND', help='what to run')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Run it."""
+        argv = parsed_args.command + self.app.tail
+        if not argv:
+            raise errors.LabError(
+                'Which command? Write it behind "--", for instance '
+                f'"python -m lab exec {parsed_args.place} -- lvs".')
+        if parsed_args.place == control_plane.NAME:
+            return _run_native(self.cloud, argv, parsed_args.user)
+        return _run_on_node(self.cloud, parsed_args.place, argv,
+                            parsed_args.terminal)
+
+
+class Console(_LabCommand):
+    """Open a shell on a node, or in the namespace with "control".
+
+    What the node's kernel says is shown by "python -m lab logs NODE".
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('place', metavar='NODE',
+                            help='a node, or "control"')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Run a shell."""
+        shell = ['bash', '-i']
+        if parsed_args.place == control_plane.NAME:
+            return _run_native(self.cloud, shell, 'admin')
+        return _run_on_node(self.cloud, parsed_args.place, shell, True)
+
+
+class Kill(_LabCommand):
+    """Cut a node's power: everything on it stops at once, disks stay."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('node', metavar='NODE')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Kill it."""
+        self.cloud.node(parsed_args.node).kill()
+        return 0
+
+
+class Start(Kill):
+    """Power a node on again, with its disks as they were.
+
+    Waits until its services are ready.
+    """
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Start it."""
+        self.cloud.node(parsed_args.node).start()
+        return 0
+
+
+class Cut(_LabCommand):
+    """Cut the network between two places.
+
+    A place is a node, "control" (Keystone and Cinder's API and scheduler),
+    "rabbitmq" or "database". Packets are dropped silently in both
+    directions. Commands of the lab still reach the node.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('first', metavar='PLACE')
+        parser.add_argument('second', metavar='PLACE')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Cut."""
+        self.cloud.cut(parsed_args.first, parsed_args.second)
+        return 0
+
+
+class Heal(_LabCommand):
+    """Remove all cuts from the network."""
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Heal."""
+        self.cloud.heal()
+        return 0
+
+
+class Logs(_LabCommand):
+    """Show a log, or list the logs there are.
+
+    A log is called "node1" (the console), "node1/cinder-volume", or like
+    a service of the control plane.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('log', nargs='?', metavar='NAME')
+        parser.add_argument('-f', '--follow', action='store_true',
+                            help='go on with what is added')
+        parser.add_argument('-n', '--lines', type=int, metavar='N',
+                            help='only the last lines')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Show."""
+        logs = self.cloud.layout.logs
+        if not parsed_args.log:
+            for path in sorted(logs.glob('*/*.log')):
+                name = path.relative_to(logs).with_suffix('')
+                self.app.stdout.write(
+                    f'{str(name):32} {path.stat().st_size:>12}  {path}\n')
+            return 0
+        place, slash, service = parsed_args.log.partition('/')
+        path = logs / place / f'{service or "console"}.log'
+        if not slash and not path.exists():
+            path = logs / control_plane.NAME / f'{place}.log'
+        if not path.exists():
+            raise errors.NotFound(
+                f'Lab "{self.cloud.name}" has no log '
+                f'"{parsed_args.log}"; "python -m lab logs" lists them.')
+        lines = parsed_args.lines
+        argv = ['tail', '-n', '+1' if lines is None else str(lines)]
+        if parsed_args.follow:
+            argv.append('-F')
+        os.execvp(argv[0], [*argv, str(path)])
+
+
+class Env(_LabCommand):
+    """Print the variables of a user's credentials, to be used by a shell.
+
+    The addresses are reachable inside the namespace only, that is with
+    "python -m lab console control" and the like.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('user', nargs='?', default='admin',
+                            metavar='USER',
+                            help='admin, demo or cinder (default: admin)')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Print."""
+        variables = self.cloud.environment(parsed_args.user)
+        for name, value in variables.items():
+            if name.startswith('OS_'):
+                self.app.stdout.write(
+                    f'export {name}={shlex.quote(value)}\n')
+        return 0
+
+
+class Service(_LabCommand):
+    """Start, stop or restart a service, kill it, or show its state."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        on_nodes = ', '.join(s.name for s in node_services.SERVICES)
+        on_control = ', '.join(s.name for s in control_plane.SERVICES)
+        parser.add_argument('place', metavar='NODE',
+                            help='a node, or "control"')
+        parser.add_argument('service', metavar='SERVICE',
+                            help=f'on a node {on_nodes}; on control '
+                                 f'{on_control}')
+        parser.add_argument('action', choices=('start', 'stop', 'restart',
+                                               'kill', 'status'))
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Do it."""
+        service = _service(self.cloud, parsed_args.place,
+                           parsed_args.service)
+        if parsed_args.action == 'status':
+            state = service.status()['state']
+            self.app.stdout.write(state + '\n')
+            return 0 if state == 'running' else 3
+        getattr(service, parsed_args.action)()
+        return 0
+
+
+class Restart(_LabCommand):
+    """Restart a service and wait until it is ready."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('place', metavar='NODE',
+                            help='a node, or "control"')
+        parser.add_argument('service', metavar='SERVICE')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Restart."""
+        _service(self.cloud, parsed_args.place,
+                 parsed_args.service).restart()
+        return 0
+
+
+_COMMANDS = {
+    'up': Up, 'down': Down, 'status': Status, 'exec': Exec,
+    'console': Console, 'kill': Kill, 'start': Start, 'cut': Cut,
+    'heal': Heal, 'logs': Logs, 'env': Env, 'service': Service,
+    'restart': Restart,
+}
+
+
+class Lab(app.App):
+    """The program."""
+
+    def __init__(self, tail: list[str]) -> None:
+        manager = commandmanager.CommandManager('lab')
+        for name, implementation in _COMMANDS.items():
+            manager.add_command(name, implementation)
+        super().__init__(_DESCRIPTION, '1', manager,
+                         deferred_help=True)
+        # What stands behind "--": it must not be searched for our options.
+        self.tail = tail
+        self.cloud: cloud.Cloud
+
+    def build_option_parser(self, description: str, version: str,
+                            argparse_kwargs: dict[str, Any] | None = None
+                            ) -> argparse.ArgumentParser:
+        """Describe the options before the command."""
+        parser = super().build_option_parser(
+            description, version,
+            {'prog': 'python -m lab',
+             'formatter_class': argparse.RawDescriptionHelpFormatter})
+        parser.add_argument('--name', default='default',
+                            help='name of the lab: several can run at the '
+                                 'same time (default: default)')
+        return parser
+
+    def initialize_app(self, argv: list[str]) -> None:
+        """Find the lab."""
+        self.cloud = cloud.Cloud(self.options.name)
+
+    def configure_logging(self) -> None:
+        """Be quiet about what libraries have to say."""
+        super().configure_logging()
+        level = logging.DEBUG if self.options.verbose_level > 1 \
+            else logging.ERROR
+        for name in ('urllib3', 'keystoneauth', 'stevedore', 'asyncio'):
+            logging.getLogger(name).setLevel(level)
+
+
+def _service(lab: cloud.Cloud, place: str, name: str) -> Any:
+    if place == control_plane.NAME:
+        return lab.service(name)
+    return lab.node(place).service(name)
+
+
+def _run_native(lab: cloud.Cloud, argv: list[str], user: str) -> int:
+    if not lab.running:
+        raise errors.LabNotRunning(lab.name)
+    environment = {**os.environ, **lab.environment(user)}
+    # Nothing in there leads out.
+    for name in list(environment):
+        if name.lower().endswith('_proxy'):
+            del environment[name]
+    sys.stdout.flush()
+    argv = lab.network.wrap(argv)
+    os.execvpe(argv[0], argv, environment)
+
+
+def _run_on_node(lab: cloud.Cloud, name: str, argv: list[str],
+                 terminal: bool) -> int:
+    node = lab.node(name)
+    environment = dict(node.place.environment)
+    size = None
+    restore = None
+    if terminal:
+        columns, rows = shutil.get_terminal_size()
+        size = (rows, columns)
+        environment['TERM'] = os.environ.get('TERM', 'dumb')
+        if os.isatty(0):
+            restore = termios.tcgetattr(0)
+            tty.setraw(0)
+    try:
+        code = node.agent.stream(
+            argv, environment, _writer(sys.stdout), _writer(sys.stderr),
+            source=0, terminal=size)
+    finally:
+        if restore is not None:
+            termios.tcsetattr(0, termios.TCSADRAIN, restore)
+    # As a shell reports a signal.
+    return 128 - code if code < 0 else code
+
+
+def _writer(stream: TextIO) -> Any:
+    def write(data: bytes) -> None:
+        stream.buffer.write(data)
+        stream.buffer.flush()
+    return write
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f'{hours} h {minutes:02} min'
+    return f'{minutes} min {seconds:02} s' if minutes else f'{seconds} s'
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program, return its exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    tail: list[str] = []
+    if '--' in argv:
+        position = argv.index('--')
+        argv, tail = argv[:position], argv[position + 1:]
+    try:
+        return Lab(tail).run(argv)
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,534 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole lab: control plane, nodes and network."""
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from typing import Any
+from typing import Iterator
+from typing import Mapping
+
+from lab import configuration
+from lab import control_plane
+from lab import errors
+from lab import http
+from lab import layout
+from lab import network
+from lab import node as node_module
+from lab import node_services
+from lab import plan
+from lab import processes
+from lab import services
+
+GIB = 1024 ** 3
+
+
+class ControlService:
+    """A service of the control plane."""
+
+    def __init__(self, cloud: 'Cloud', declared: services.Service) -> None:
+        self._cloud = cloud
+        self._service = declared
+        self.name = declared.name
+
+    @property
+    def log(self) -> pathlib.Path:
+        """Its log."""
+        return self._cloud.place.log(self.name)
+
+    def status(self) -> dict[str, Any]:
+        """State, and pid and uptime if it runs."""
+        process = self._cloud.processes.get(self.name)
+        if process is None:
+            return {'state': 'stopped'}
+        if not process.alive:
+            return {'state': 'failed'}
+        return {'state': 'running', 'pid': process.pid,
+                'uptime': process.uptime}
+
+    def start(self, wait: bool = True) -> None:
+        """Start it, and wait until it is ready."""
+        if self.status()['state'] == 'running':
+            return
+        place = self._cloud.place
+        for name, content in self._service.files(place).items():
+            path = place.directory / 'etc' / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        if self._service.prepare:
+            self._service.prepare(place)
+        since = self.log.stat().st_size if self.log.exists() else 0
+        self._cloud.processes.start(
+            self.name,
+            self._cloud.network.wrap(self._service.command(place)),
+            self.log, place.environment | dict(
+                self._service.environment(place)))
+        if wait:
+            self._wait(since)
+
+    def stop(self) -> None:
+        """End it in the orderly way."""
+        self._cloud.processes.stop(self.name, self._service.stop_signal,
+                                   self._service.stop_timeout)
+
+    def kill(self) -> None:
+        """End it and its children with SIGKILL."""
+        self._cloud.processes.stop(self.name, signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop and start it."""
+        self.stop()
+        self.start()
+
+    def _wait(self, since: int) -> None:
+        place = self._cloud.place
+        probe = (self._service.ready(place) if self._service.ready
+                 else services.Probe())
+        deadline = time.monotonic() + self._service.start_timeout
+        while True:
+            process = self._cloud.processes.get(self.name)
+            if process is None or not process.alive:
+                raise self._failure('it ended')
+            try:
+                if probe.judge(self.log, since, self._cloud.listens):
+                    return
+            except services.NeverReady as error:
+                raise self._failure(str(error)) from None
+            if time.monotonic() > deadline:
+                raise self._failure(
+                    f'it was not ready after '
+                    f'{self._service.start_timeout:g} s')
+            time.sleep(0.05)
+
+    def _failure(self, reason: str) -> errors.StartFailed:
+        return errors.StartFailed(self.name, reason, self.log,
+                                  processes.tail(self.log))
+
+
+class Cloud:
+    """A lab of a given name in this repository."""
+
+    def __init__(self, name: str = 'default') -> None:
+        self.layout = layout.Layout(name)
+        self.name = name
+        self.network = network.Network(self.layout)
+        self.processes = processes.ProcessTable(self.layout.processes)
+
+    # -- The lab as a whole -------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether the lab was brought up completely."""
+        return self._settings_file.exists() and self.network.exists
+
+    def up(self, nodes: int = 2, progress: plan.Progress | None = None, *,
+           driver: str | None = None, options: services.Options | None = None,
+           disk_size: int = 8 * GIB, memory: str = '1G') -> bool:
+        """Bring everything up; False if it was up already.
+
+        ``driver`` is the volume driver of all backends, ``options`` are
+        further sections of every node's cinder.conf.
+        """
+        if not 0 <= nodes <= layout.MAX_NODES:
+            raise errors.LabError(
+                f'A lab has up to {layout.MAX_NODES} nodes, not {nodes}.')
+        if os.geteuid() != 0:
+            raise errors.LabError(
+                'The lab needs root: it makes a network namespace and '
+                'devices in it.')
+        with self._locked():
+            if self.running:
+                return False
+            # What a crashed lab may have left.
+            self._take_down()
+            settings = {
+                'nodes': [layout.Layout.node_name(number + 1)
+                          for number in range(nodes)],
+                'disk_size': disk_size, 'memory': memory,
+                'options': self._node_options(driver, options or {})}
+            shutil.rmtree(self.layout.directory, ignore_errors=True)
+            try:
+                self._bring_up(settings, progress)
+            except BaseException:
+                self._take_down()
+                raise
+        return True
+
+    def down(self) -> bool:
+        """End everything the lab started; False if there was nothing.
+
+        Logs are kept until the next start.
+        """
+        with self._locked():
+            return self._take_down()
+
+    def status(self) -> list[dict[str, Any]]:
+        """One row for every service and node."""
+        self._require()
+        rows = []
+        for declared in control_plane.SERVICES:
+            rows.append({'place': 'control', 'service': declared.name,
+                         'address': self._service_address(declared.name),
+                         **self.service(declared.name).status()})
+        for node in self.nodes:
+            process = node.process
+            power = {'state': 'off'}
+            if node.powered:
+                power = {'state': 'on', 'pid': process.pid,
+                         'uptime': process.uptime}
+            rows.append({'place': node.name, 'service': 'power',
+                         'address': node.address, **power})
+            if not node.powered:
+                continue
+            try:
+                states = node.service_states()
+            except errors.NodeUnreachable:
+                states = {'agent': {'state': 'unreachable'}}
+            rows += [{'place': node.name, 'service': name,
+                      'address': node.address, **state}
+                     for name, state in states.items()]
+        return rows
+
+    # -- Its parts ----------------------------------------------------------
+
+    @property
+    def nodes(self) -> list[node_module.Node]:
+        """All nodes."""
+        settings = self._settings()
+        return [self._node(name, settings) for name in settings['nodes']]
+
+    def node(self, name: str) -> node_module.Node:
+        """One node."""
+        settings = self._settings()
+        if name not in settings['nodes']:
+            raise errors.NotFound(
+                f'Lab "{self.name}" has no node "{name}", but '
+                f'{", ".join(settings["nodes"]) or "none at all"}.')
+        return self._node(name, settings)
+
+    def service(self, name: str) -> ControlService:
+        """A service of the control plane."""
+        return ControlService(
+            self, services.named(control_plane.SERVICES, name))
+
+    @property
+    def place(self) -> services.Place:
+        """Where the control plane runs, for its declarations."""
+        return services.Place(control_plane.NAME,
+                              self.layout.address(control_plane.NAME),
+                              self.layout.directory, self.layout)
+
+    # -- Faults -------------------------------------------------------------
+
+    def cut(self, first: str, second: str) -> None:
+        """Drop everything between two of nodes, control, rabbitmq, database.
+
+        Commands of the lab still reach a node that is cut off.
+        """
+        self._require()
+        for place in (first, second):
+            if place not in ('control', 'rabbitmq', 'database'):
+                self.node(place)
+        self.network.cut(first, second)
+
+    def heal(self) -> None:
+        """Remove all cuts."""
+        self._require()
+        self.network.heal()
+
+    # -- Using the cloud ----------------------------------------------------
+
+    def run(self, argv: list[str], *, check: bool = True,
+            timeout: float | None = 60, user: str = 'admin',
+            input: str | None = None) -> subprocess.CompletedProcess:
+        """Run a command natively in the namespace, as a user of the cloud."""
+        self._require()
+        done = subprocess.run(
+            self.network.wrap(argv), env=self.environment(user),
+            capture_output=True, text=True, timeout=timeout, input=input,
+            check=False)
+        if check and done.returncode:
+            raise errors.CommandFailed('control', argv, done.returncode,
+                                       done.stdout, done.stderr)
+        return done
+
+    def openstack(self, *arguments: str, user: str = 'admin',
+                  timeout: float = 120) -> Any:
+        """Run the openstack command; returns what it answers, parsed.
+
+        For a command that answers nothing the result is None.
+        """
+        argv = ['openstack', *arguments]
+        # Commands that show nothing do not know the option.
+        quiet = {'delete', 'set', 'unset', 'add', 'remove', 'reset',
+                 'extend', 'migrate', 'revert'}
+        if not quiet.intersection(arguments):
+            argv += ['-f', 'json']
+        text = self.run(argv, user=user, timeout=timeout).stdout
+        return json.loads(text) if text.strip() else None
+
+    def environment(self, user: str = 'admin') -> dict[str, str]:
+        """Environment of a command run as a user of the cloud."""
+        return self.place.environment | configuration.credentials(
+            self.layout, user, self._project(user))
+
+    def session(self, user: str = 'admin',
+                service_token: bool = False) -> Any:
+        """A keystoneauth session that reaches into the namespace.
+
+        Works from any process and thread. With ``service_token`` requests
+        also bear the token of the service user, as Nova's do.
+        """
+        return http.session(self.layout, self.network, user,
+                            self._project(user), service_token)
+
+    def endpoint(self, service: str) -> str:
+        """Base address of an API, for instance ``volumev3``."""
+        try:
+            return {'identity': configuration.keystone_url(self.layout),
+                    'volumev3': configuration.cinder_url(self.layout),
+                    }[service]
+        except KeyError:
+            raise errors.NotFound(
+                f'The lab has no API "{service}", but identity and '
+                f'volumev3.') from None
+
+    @functools.cached_property
+    def volume_api(self) -> http.Api:
+        """Cinder's API as the administrator, microversion 3.70."""
+        return http.Api(self.session(service_token=True),
+                        self.endpoint('volumev3'),
+                        {'OpenStack-API-Version': 'volume 3.70'})
+
+    def listens(self, address: str, port: int) -> bool:
+        """Whether something accepts connections at an address of the lab."""
+        with self.network.entered():
+            probe = socket.socket()
+        with probe:
+            probe.settimeout(1)
+            return probe.connect_ex((address, port)) == 0
+
+    # -- Inside -------------------------------------------------------------
+
+    @property
+    def _settings_file(self) -> pathlib.Path:
+        return self.layout.directory / 'lab.json'
+
+    def _settings(self) -> dict[str, Any]:
+        try:
+            return json.loads(self._settings_file.read_text())
+        except FileNotFoundError:
+            raise errors.LabNotRunning(self.name) from None
+
+    def _require(self) -> None:
+        if not self.running:
+            raise errors.LabNotRunning(self.name)
+
+    def _node(self, name: str,
+              settings: Mapping[str, Any]) -> node_module.Node:
+        return node_module.Node(name, self.layout, self.network,
+                                self.processes, settings)
+
+    @staticmethod
+    def _project(user: str) -> str:
+        return {'cinder': 'service'}.get(user, user)
+
+    def _service_address(self, name: str) -> str:
+        place = name if name in layout.PLACES else control_plane.NAME
+        return self.layout.address(place)
+
+    @staticmethod
+    def _node_options(driver: str | None,
+                      options: services.Options) -> services.Options:
+        drivers = {}
+        if driver:
+            drivers = {backend: {'volume_driver': driver}
+                       for backend in configuration.BACKENDS}
+        return services.merged(drivers, options)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let one process at a time bring the lab up or down."""
+        self.layout.lock.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.layout.lock, 'w') as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _bring_up(self, settings: dict[str, Any],
+                  progress: plan.Progress | None) -> None:
+        self.layout.directory.mkdir(parents=True)
+        self.layout.runtime.mkdir(parents=True, exist_ok=True)
+        template = control_plane.template_directory(self.layout)
+        steps = plan.Plan(progress)
+        steps.add('network', self.network.create)
+        if template.exists():
+            steps.add('database template',
+                      lambda: control_plane.load_template(self.place,
+                                                          template))
+        else:
+            self._plan_template(steps, template)
+        before = ('network', 'database template')
+        # Nodes first: what they do takes longest.
+        nodes = [self._node(name, settings) for name in settings['nodes']]
+        for node in nodes:
+            steps.add(f'{node.name} boot', node.boot, before)
+        for declared in control_plane.SERVICES:
+            steps.add(declared.name, self.service(declared.name).start,
+                      before + declared.after)
+        for node in nodes:
+            for declared in node_services.SERVICES:
+                steps.add(
+                    f'{node.name} {declared.name}',
+                    node.service(declared.name).start,
+                    [f'{node.name} boot', 'database', 'rabbitmq',
+                     *(f'{node.name} {name}' for name in declared.after)])
+        steps.add('volume types', self._create_types,
+                  ['cinder-api', 'keystone'])
+        steps.add('backends reported', lambda: self._wait_for_backends(nodes),
+                  ['volume types', 'cinder-scheduler',
+                   *(f'{node.name} cinder-volume' for node in nodes)])
+        steps.run()
+        self._settings_file.write_text(json.dumps(settings, indent=1))
+
+    def _plan_template(self, steps: plan.Plan,
+                       template: pathlib.Path) -> None:
+        """Initialise the databases once, for this lab and later ones."""
+        place = self.place
+        database = self.service('database')
+        keystone = self.service('keystone')
+        # Writes cinder.conf, which its db sync wants.
+        scheduler = services.named(control_plane.SERVICES,
+                                   'cinder-scheduler')
+
+        def install() -> None:
+            control_plane.install_database(place)
+            etc = place.directory / 'etc'
+            etc.mkdir(exist_ok=True)
+            keystone_files = services.named(
+                control_plane.SERVICES, 'keystone').files(place)
+            for name, text in {**scheduler.files(place),
+                               **keystone_files}.items():
+                (etc / name).write_text(text)
+            database.start()
+
+        def command(name: str, argv: list[str]) -> None:
+            log = self.layout.log('control', name)
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with open(log, 'wb') as output:
+                done = subprocess.run(
+                    self.network.wrap(argv), env=place.environment,
+                    stdout=output, stderr=output, check=False)
+            if done.returncode:
+                raise errors.StartFailed(
+                    name, f'it ended with status {done.returncode}', log,
+                    processes.tail(log))
+
+        def register() -> None:
+            keystone.start()
+            control_plane.register(
+                http.Api(self.session(), self.endpoint('identity'), {}),
+                self.layout)
+
+        def save() -> None:
+            keystone.stop()
+            database.stop()
+            control_plane.save_template(place, template)
+
+        commands = control_plane.setup_commands(place)
+        steps.add('install database', install, ['network'])
+        for name in ('keystone-db-sync', 'cinder-db-sync'):
+            steps.add(name, functools.partial(command, name, commands[name]),
+                      ['install database'])
+        name = 'keystone-bootstrap'
+        steps.add(name, functools.partial(command, name, commands[name]),
+                  ['keystone-db-sync'])
+        steps.add('register users and services', register, [name])
+        steps.add('database template', save,
+                  ['register users and services', 'cinder-db-sync'])
+
+    def _create_types(self) -> None:
+        api = self.volume_api
+        present = {kind['name'] for kind in
+                   api.get('/types').json()['volume_types']}
+        for backend in configuration.BACKENDS:
+            if backend not in present:
+                api.post('/types', json={'volume_type': {
+                    'name': backend,
+                    'extra_specs': {'volume_backend_name': backend}}})
+
+    def _wait_for_backends(self, nodes: list[node_module.Node]) -> None:
+        expected = {f'{node.name}@{backend}' for node in nodes
+                    for backend in configuration.BACKENDS}
+        deadline = time.monotonic() + 60
+        while True:
+            answer = self.volume_api.get('/os-services')
+            up = {service['host'] for service in answer.json()['services']
+                  if service['state'] == 'up'}
+            pools = {pool['name'].partition('#')[0] for pool in
+                     self.volume_api.get('/scheduler-stats/get_pools')
+                     .json()['pools']}
+            missing = expected - (up & pools)
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise errors.StartFailed(
+                    ', '.join(sorted(missing)),
+                    'the scheduler has not heard of it',
+                    self.layout.log('control', 'cinder-scheduler'))
+            time.sleep(0.2)
+
+    def _take_down(self) -> bool:
+        """End every process of the lab, remove all but its logs."""
+        found = self.network.exists or self.layout.runtime.exists()
+        records = self.processes.all()
+        # Orderly ends take time and save nothing: the lab is thrown away.
+        for record in records:
+            found = found or record.alive
+            record.kill()
+            self.processes.forget(record.name)
+        self._sweep()
+        self.network.delete()
+        shutil.rmtree(self.layout.runtime, ignore_errors=True)
+        if self.layout.directory.exists():
+            for path in self.layout.directory.iterdir():
+                if path == self.layout.logs:
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+        return found
+
+    def _sweep(self) -> None:
+        """End what nobody recorded but lives in the lab's own namespace.
+
+        Only what the lab started gets in there. This process and those
+        above it are spared: "down" may be called from within.
+        """
+        spared = set()
+        pid = os.getpid()
+        while pid > 1:
+            spared.add(pid)
+            pid = _parent(pid)
+        deadline = time.monotonic() + 10
+        while members := set(self.network.members()) - spared:
+            for pid in members:
+                processes.send_signal(pid, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                raise errors.LabError(
+                    f'Processes {sorted(members)} of lab "{self.name}" '
+                    f'survived SIGKILL.')
+            time.sleep(0.02)
+
+
+def _parent(pid: int) -> int:
+    text = pathlib.Path(f'/proc/{pid}/stat').read_text()
+    return int(text.rpartition(')')[2].split()[1])

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration of the OpenStack services, as sections of options."""
+
+import shlex
+import urllib.parse
+from typing import Any
+
+from lab import layout
+from lab import services
+
+PASSWORD = 'lab'
+REGION = 'RegionOne'
+DATABASE_USER = 'openstack'
+MESSAGE_USER = 'openstack'
+# Every database there is; Keystone and Cinder each have one.
+DATABASES = ('keystone', 'cinder')
+
+KEYSTONE_PORT = 5000
+CINDER_PORT = 8776
+RABBITMQ_PORT = 5672
+DATABASE_PORT = 3306
+
+Sections = dict[str, dict[str, Any]]
+
+# The node's backends: what Cinder calls them, and what they lie on.
+BACKENDS = ('local', 'thin')
+DEFAULT_DRIVER = 'cinder_localstor.driver.LocalStorDriver'
+
+
+def keystone_url(place: layout.Layout) -> str:
+    """Where Keystone answers."""
+    return f'http://{place.address("control")}:{KEYSTONE_PORT}/v3'
+
+
+def cinder_url(place: layout.Layout) -> str:
+    """Where Cinder answers, without a project."""
+    return f'http://{place.address("control")}:{CINDER_PORT}/v3'
+
+
+def database_url(place: layout.Layout, name: str) -> str:
+    """SQLAlchemy's address of one database."""
+    password = urllib.parse.quote(PASSWORD)
+    return (f'mysql+pymysql://{DATABASE_USER}:{password}@'
+            f'{place.address("database")}:{DATABASE_PORT}/{name}'
+            f'?charset=utf8mb4')
+
+
+def transport_url(place: layout.Layout) -> str:
+    """oslo.messaging's address of the message bus."""
+    return (f'rabbit://{MESSAGE_USER}:{PASSWORD}@'
+            f'{place.address("rabbitmq")}:{RABBITMQ_PORT}/')
+
+
+def credentials(place: layout.Layout, user: str = 'admin',
+                project: str = 'admin') -> dict[str, str]:
+    """OS_* variables of a user."""
+    return {'OS_AUTH_URL': keystone_url(place), 'OS_USERNAME': user,
+            'OS_PASSWORD': PASSWORD, 'OS_PROJECT_NAME': project,
+            'OS_USER_DOMAIN_ID': 'default',
+            'OS_PROJECT_DOMAIN_ID': 'default',
+            'OS_IDENTITY_API_VERSION': '3', 'OS_REGION_NAME': REGION,
+            'OS_VOLUME_API_VERSION': '3.70'}
+
+
+def _user_auth(place: layout.Layout, user: str) -> dict[str, Any]:
+    return {'auth_type': 'password', 'auth_url': keystone_url(place),
+            'username': user, 'password': PASSWORD,
+            'project_name': 'service', 'user_domain_id': 'default',
+            'project_domain_id': 'default', 'region_name': REGION}
+
+
+def keystone(place: services.Place) -> Sections:
+    """keystone.conf."""
+    keys = place.directory / 'keys'
+    return {
+        'DEFAULT': {'debug': False, 'use_stderr': True},
+        'database': {'connection': database_url(place.layout, 'keystone')},
+        'token': {'provider': 'fernet', 'expiration': 86400},
+        'fernet_tokens': {'key_repository': keys},
+        'fernet_receipts': {'key_repository': keys},
+        'credential': {'key_repository': keys},
+        # The cache lives in each process and would go stale in others.
+        'cache': {'enabled': False},
+        'oslo_policy': {'policy_file': place.directory / 'none.yaml'},
+    }
+
+
+def cinder(place: services.Place) -> Sections:
+    """What cinder.conf says everywhere."""
+    lab = place.layout
+    etc = lab.environment / 'etc' / 'cinder'
+    return {
+        'DEFAULT': {
+            'debug': True,
+            'use_stderr': True,
+            'host': place.name,
+            'my_ip': place.address,
+            'transport_url': transport_url(lab),
+            'auth_strategy': 'keystone',
+            'api_paste_config': etc / 'api-paste.ini',
+            'resource_query_filters_file': etc / 'resource_filters.json',
+            'rootwrap_config': etc / 'rootwrap.conf',
+            'default_volume_type': BACKENDS[0],
+            'service_down_time': 20,
+            'report_interval': 5,
+            'rpc_response_timeout': 60,
+            # Until then the scheduler takes no request; what it waits for
+            # is a first report of the volume services.
+            'scheduler_driver_init_wait_time': 3,
+            'default_log_levels': ','.join((
+                'amqp=WARN', 'amqplib=WARN', 'sqlalchemy=WARN',
+                'oslo.messaging=INFO', 'oslo_messaging=INFO',
+                'keystonemiddleware=WARN', 'routes.middleware=WARN',
+                'stevedore=WARN', 'taskflow=WARN', 'urllib3=WARN',
+                'oslo_service=INFO', 'dogpile=WARN', 'keystoneauth=WARN',
+                'eventlet=INFO')),
+        },
+        'database': {
+            'connection': database_url(lab, 'cinder'),
+            # Come back by itself when the database does.
+            'max_retries': -1, 'retry_interval': 2},
+        'keystone_authtoken': _user_auth(lab, 'cinder') | {
+            'www_authenticate_uri': keystone_url(lab),
+            'service_token_roles': 'service',
+            'service_token_roles_required': True},
+        'service_user': _user_auth(lab, 'cinder') | {
+            'send_service_user_token': True},
+        'nova': _user_auth(lab, 'cinder'),
+        'glance': _user_auth(lab, 'cinder'),
+        'oslo_messaging_rabbit': {
+            # Notice a cut soon.
+            'heartbeat_timeout_threshold': 15, 'heartbeat_rate': 3,
+            'kombu_reconnect_delay': 1},
+    }
+
+
+def cinder_control(place: services.Place) -> Sections:
+    """cinder.conf of the API and the scheduler."""
+    state = place.directory / 'cinder'
+    return services.merged(cinder(place), {
+        'DEFAULT': {'state_path': state,
+                    'osapi_volume_listen': place.address,
+                    'osapi_volume_listen_port': CINDER_PORT},
+        'oslo_concurrency': {'lock_path': state / 'locks'},
+        'coordination': {'backend_url': f'file://{state}/coordination'},
+    }, place.options)
+
+
+def cinder_volume(place: services.Place, config: str) -> Sections:
+    """cinder.conf of a node."""
+    state = '/var/lib/cinder'
+    helper = shlex.join([str(place.binaries / 'privsep-helper'),
+                         '--config-file', config])
+    backend = {
+        'volume_driver': DEFAULT_DRIVER,
+        'target_ip_address': place.address,
+        'volumes_dir': f'{state}/volumes',
+        # tgtd then reads its backing store past the page cache.
+        'iscsi_target_flags': 'direct',
+    }
+    return services.merged(cinder(place), {
+        'DEFAULT': {'enabled_backends': ','.join(BACKENDS),
+                    'state_path': state,
+                    'volume_clear_size': 0},
+        'oslo_concurrency': {'lock_path': f'{state}/locks'},
+        'coordination': {'backend_url': f'file://{state}/coordination'},
+        'cinder_sys_admin': {'helper_command': helper},
+        'privsep_osbrick': {'helper_command': helper},
+        'localstor_privileged': {'helper_command': helper},
+        'local': backend | {
+            'volume_backend_name': 'local',
+            'volume_group': 'cinder-local', 'lvm_type': 'default',
+            'target_helper': 'tgtadm', 'target_port': 3260},
+        'thin': backend | {
+            'volume_backend_name': 'thin',
+            'volume_group': 'cinder-thin', 'lvm_type': 'thin',
+            'target_helper': 'lioadm', 'target_port': 3261},
+    }, place.options)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node is made of: its disks, kernel modules and services."""
+
+import dataclasses
+import signal
+from typing import Callable
+
+from lab import configuration
+from lab import services
+
+GIB = 1024 ** 3
+
+# What a machine keeps when its power fails lies on this disk.
+STATE_MOUNT = '/var/lib/node'
+KEPT = ('/var/lib/cinder', '/etc/iscsi', '/etc/target',
+        '/etc/lvm/archive', '/etc/lvm/backup')
+
+MODULES = (
+    'configfs', 'dm-mod', 'dm-clone', 'dm-thin-pool', 'dm-snapshot',
+    'dm-flakey', 'dm-delay', 'sg', 'sd_mod', 'iscsi_tcp',
+    'target_core_mod', 'target_core_iblock', 'target_core_file',
+    'iscsi_target_mod')
+
+
+@dataclasses.dataclass(frozen=True)
+class Disk:
+    """One disk of a node, and what is on it after the first boot."""
+
+    name: str
+    size: int
+    # Shell commands, given the device; they run at every boot.
+    use: Callable[[str], str]
+
+
+def _state(device: str) -> str:
+    lines = [f'blkid -p {device} > /dev/null ||'
+             f' mkfs.ext4 -q -E lazy_itable_init=1 {device}',
+             f'mkdir -p {STATE_MOUNT}',
+             f'mount -t ext4 {device} {STATE_MOUNT}']
+    for path in KEPT:
+        kept = STATE_MOUNT + path
+        lines += [f'mkdir -p {path}',
+                  f'[ -e {kept} ] || {{ mkdir -p {kept};'
+                  f' cp -a {path}/. {kept}; }}',
+                  f'mount --bind {kept} {path}']
+    lines += ['mkdir -p /var/lib/cinder/volumes /var/lib/cinder/locks',
+              'mkdir -p /etc/target/pr /etc/target/backup']
+    return '\n'.join(lines)
+
+
+def _group(name: str) -> Callable[[str], str]:
+    return lambda device: (
+        f'vgchange -q -ay {name} || vgcreate -q {name} {device}')
+
+
+def _thin_group(name: str) -> Callable[[str], str]:
+    # Cinder looks for a pool of this name.
+    return lambda device: (
+        f'vgchange -q -ay {name} || {{ vgcreate -q {name} {device};'
+        f' lvcreate -q --type thin-pool --extents 95%FREE'
+        f' --name {name}-pool {name}; }}')
+
+
+def disks(size: int) -> tuple[Disk, ...]:
+    """The disks of a node; the kernel names them in this order."""
+    return (Disk('local', size, _group('cinder-local')),
+            Disk('thin', size, _thin_group('cinder-thin')),
+            Disk('state', GIB // 2, _state))
+
+
+def base_files(place: services.Place,
+               names: dict[str, str]) -> dict[str, str | services.Link]:
+    """Files every node has, whatever runs on it."""
+    hosts = ['127.0.0.1 localhost']
+    hosts += [f'{address} {name}' for name, address in names.items()]
+    return {
+        '/etc/hostname': place.name + '\n',
+        '/etc/hosts': '\n'.join(hosts) + '\n',
+        '/etc/lvm/lvm.conf': _LVM,
+        # There is no sudo on a bare machine and everything runs as root.
+        # Filtering commands is not what the lab is about, and it costs a
+        # start of Python each time.
+        '/usr/local/bin/sudo': _SUDO,
+    }
+
+
+_LVM = '''\
+devices {
+    # LVM does not know this kind of disk.
+    types = [ "ubd", 16 ]
+    # Only the node's own disks: never what is inside a volume.
+    global_filter = [ "a|^/dev/ubd[a-z]$|", "r|.*|" ]
+    use_devicesfile = 0
+    issue_discards = 0
+}
+activation {
+    udev_sync = 1
+    udev_rules = 1
+    monitoring = 0
+}
+global {
+    event_activation = 0
+}
+'''
+
+_SUDO = '''\
+#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+if [ "${1##*/}" = cinder-rootwrap ]; then shift 2; fi
+exec "$@"
+'''
+
+
+def _cinder_config(place: services.Place) -> str:
+    # On the machine's side, so that it can be rewritten at any time.
+    return str(place.directory / 'cinder.conf')
+
+
+def _tgtd_files(place: services.Place) -> dict[str, str]:
+    return {'/etc/tgt/targets.conf':
+            'default-driver iscsi\ninclude /var/lib/cinder/volumes/*\n'}
+
+
+def _iscsid_files(place: services.Place) -> dict[str, str]:
+    return {'/etc/iscsi/initiatorname.iscsi':
+            f'InitiatorName=iqn.2010-10.org.openstack:lab-'
+            f'{place.layout.identity}-{place.name}\n'}
+
+
+SERVICES = (
+    services.Service(
+        name='iscsid',
+        command=lambda place: ['/usr/sbin/iscsid', '-f'],
+        files=_iscsid_files,
+        stop_signal=signal.SIGTERM),
+    services.Service(
+        name='tgtd',
+        command=lambda place: [
+            '/usr/sbin/tgtd', '-f', '--iscsi',
+            f'portal={place.address}:3260'],
+        files=_tgtd_files,
+        ready=lambda place: services.Probe(listens=(place.address, 3260)),
+        # Loads what Cinder has exported before; starting Perl for nothing
+        # would cost a node a second.
+        follow_up=lambda place: [[
+            '/bin/sh', '-c',
+            'for file in /var/lib/cinder/volumes/*; do [ -e "$file" ] &&'
+            ' exec tgt-admin -e -c /etc/tgt/targets.conf; done; :']],
+        # tgtd ignores SIGTERM while it has targets.
+        stop_signal=signal.SIGKILL),
+    services.Service(
+        name='cinder-volume',
+        command=lambda place: [
+            str(place.binaries / 'python'),
+            str(place.binaries / 'cinder-volume'),
+            '--config-file', _cinder_config(place)],
+        files=lambda place: {
+            _cinder_config(place): services.render_ini(
+                configuration.cinder_volume(place, _cinder_config(place))),
+            '/etc/cinder/cinder.conf': services.Link(
+                _cinder_config(place))},
+        after=('iscsid', 'tgtd'),
+        ready=lambda place: services.Probe(
+            says='Driver post RPC initialization completed successfully',
+            times=len(configuration.BACKENDS),
+            fails='Failed to initialize driver'),
+        stop_timeout=30,
+        start_timeout=180),
+)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the unit tests stand on: Cinder's fixtures, with its SQLite database,
+and a cloud of simulated nodes.
+"""
+
+from unittest import mock
+
+from cinder import context
+from cinder import objects
+from cinder.objects import fields
+from cinder.tests.unit import test
+from cinder.tests.unit import utils as cinder_test_utils
+from cinder.volume import configuration
+from cinder.volume import driver
+from oslo_utils import timeutils
+from oslo_utils import units
+
+from cinder_localstor.datapath import clone
+from cinder_localstor.datapath import handles
+from cinder_localstor import exception
+from cinder_localstor.moves import mover
+from cinder_localstor.node import simulated
+from cinder_localstor import opts
+from cinder_localstor import rows
+
+A, B, C = 'a@local', 'b@local', 'c@local'
+# Sixteen regions in a volume of 1 GiB keep simulated hydration quick.
+REGION_KIB = 65536
+
+
+class TestCase(test.TestCase):
+    """A test with a database and our options."""
+
+    def setUp(self):
+        super().setUp()
+        self.ctxt = context.get_admin_context()
+        self.configuration = configuration.Configuration(
+            driver.volume_opts + opts.driver_options(), config_group='local')
+        self.override('localstor_region_size', REGION_KIB)
+        self.override('iscsi_target_flags', 'direct')
+        self.override('volume_backend_name', 'local')
+        self.override('target_ip_address', '192.0.2.1')
+
+    def override(self, name, value):
+        self.override_config(name, value, group='local')
+
+    def make_service(self, host):
+        service = objects.Service(
+            self.ctxt, host=host, binary='cinder-volume',
+            topic='cinder-volume', report_count=1, disabled=False,
+            availability_zone='nova', modified_at=timeutils.utcnow())
+        service.create()
+        return objects.Service.get_by_id(self.ctxt, service.id)
+
+
+class Peers:
+    """The RPC between simulated nodes: requests and replies can get lost."""
+
+    def __init__(self, cloud, host):
+        self._cloud = cloud
+        self._faults = cloud.nodes[host].faults
+
+    def _call(self, peer, method, *arguments):
+        def act():
+            if peer in self._cloud.down:
+                raise exception.PeerDown(peer=peer, volume_id='-', host='-',
+                                         reason='down')
+            try:
+                return getattr(self._cloud.movers[peer], method)(
+                    self._cloud.ctxt, *arguments)
+            except exception.LocalStorException as error:
+                raise exception.PeerFailed(
+                    peer=peer, volume_id='-', step=method, reason=str(error),
+                    kind=type(error).__name__)
+            except simulated.Crash as crash:
+                if crash.host != peer:
+                    raise
+                self._cloud.down.add(peer)
+                raise exception.PeerDown(peer=peer, volume_id='-', host='-',
+                                         reason='no answer')
+        return self._faults.around('Peers.' + method, act)
+
+    def identify(self, peer):
+        return self._call(peer, 'identify')
+
+    def examine(self, peer, volume_id, size, block_size):
+        return self._call(peer, 'examine', size, block_size)
+
+    def run(self, peer, move, steps, patient=True):
+        return self._call(peer, 'run', move.as_dict(), steps)
+
+    def nudge(self, peer, move_id):
+        pass  # lost: the periodic task has to do
+
+
+class Inline:
+    """Runs what is submitted at once, and lets a crash through."""
+
+    def submit(self, function, *arguments):
+        function(*arguments)
+
+
+class Cloud:
+    """Simulated nodes, each with a mover, over one database."""
+
+    def __init__(self, case, hosts=(A, B), total=1 << 40):
+        self.ctxt = case.ctxt
+        self._configuration = case.configuration
+        self.nodes = {}
+        for host in hosts:
+            simulated.SimulatedNode(host, self.nodes, total)
+        self.services = {host: case.make_service(host) for host in hosts}
+        self.down = set()
+        self.movers = {}
+        # What every volume holds, by volume id and region
+        self.content = {}
+        for host in hosts:
+            self.boot(host)
+
+    def boot(self, host):
+        """Start the driver of a node, as cinder-volume does."""
+        node = self.nodes[host]
+        self.movers[host] = mover.Mover(
+            host, node, clone.CloneEngine(node), Peers(self, host),
+            self._configuration, Inline())
+        self.down.discard(host)
+        self.movers[host].recover()
+
+    def create_volume(self, host=A):
+        """A volume of 1 GiB with something written to each region."""
+        volume = cinder_test_utils.create_volume(
+            self.ctxt, host=host + '#local', size=1, status='available')
+        node = self.nodes[host]
+        handles.Handles(node).create(
+            handles.Standing(volume.name, volume.id, 1), units.Gi)
+        self.content[volume.id] = {}
+        for number in range(16):
+            self.write(volume, number, 'first %d' % number)
+        return volume
+
+    def refresh(self, volume):
+        return objects.Volume.get_by_id(self.ctxt, volume.id)
+
+    def host_of(self, volume):
+        return self.refresh(volume).host.split('#')[0]
+
+    def handle(self, volume):
+        return '/dev/mapper/' + handles.handle_name(self.refresh(volume).name)
+
+    def write(self, volume, number, content, host=None):
+        """Write a region as a guest does, by default where the volume is."""
+        node = self.nodes[host or self.host_of(volume)]
+        node.write(self.handle(volume), number, content)
+        self.content[volume.id][number] = content
+
+    def read(self, volume):
+        node = self.nodes[self.host_of(volume)]
+        return {number: node.read(self.handle(volume), number)
+                for number in range(16)}
+
+    def reserve(self, volume, connector=None):
+        """An attachment as the API makes it for an instance."""
+        attachment = objects.VolumeAttachment(
+            self.ctxt, volume_id=volume.id,
+            instance_uuid='11111111-1111-1111-1111-111111111111',
+            attach_status=fields.VolumeAttachStatus.ATTACHED if connector
+            else fields.VolumeAttachStatus.RESERVED)
+        if connector:
+            attachment.connector = connector
+        attachment.create()
+        return attachment
+
+    def move(self, volume, to=B):
+        """What attaching the volume on a peer does."""
+        volume = self.refresh(volume)
+        self.movers[self.host_of(volume)].begin(self.ctxt, volume,
+                                                self.services[to])
+
+    def hydrate(self):
+        for node in self.nodes.values():
+            node.device_mapper.hydrate()
+
+    def watch(self):
+        """One period on every node that is up; one may crash in it."""
+        for host in self.nodes:
+            if host in self.down:
+                continue
+            try:
+                self.movers[host].watch()
+            except simulated.Crash as crash:
+                self.down.add(crash.host)
+            except exception.LocalStorException:
+                pass  # logged by the driver, which looks again later
+
+    def settle(self, rounds=20):
+        """Let everything that is down come back and all moves end.
+
+        :raises AssertionError: a move does not end
+        """
+        for _round in range(rounds):
+            for host in sorted(self.down):
+                self.boot(host)
+            self.hydrate()
+            self.watch()
+            if not self.down and not any(
+                    rows.for_host(self.ctxt, host) for host in self.nodes):
+                return
+        raise AssertionError('moves do not end: %s' % [
+            (move.state, move.done, move.problem)
+            for host in self.nodes
+            for move in rows.for_host(self.ctxt, host)])
+
+    def leftovers(self, volumes):
+        """All that is on the nodes beyond what these volumes need."""
+        found = []
+        for host, node in self.nodes.items():
+            mine = [self.refresh(volume) for volume in volumes
+                    if self.host_of(volume) == host]
+            copies = {volume.name for volume in mine}
+            wanted = {handles.handle_name(name) for name in copies}
+            found += [(host, 'volume', name)
+                      for name in set(node.volumes.disks) ^ copies]
+            found += [(host, 'node', name)
+                      for name in set(node.device_mapper.nodes) ^ wanted]
+            found += [(host, 'export', name)
+                      for name in node.target.exported()]
+            found += [(host, 'session', name)
+                      for name in node.initiator.connected()]
+            found += [(host, 'tag', name, tag)
+                      for name, disk in node.volumes.disks.items()
+                      for tag in disk.tags if 'move' in tag]
+        return found
+
+
+def no_pause():
+    """Don't wait between a call and the look at what it has changed."""
+    return mock.patch.object(mover, 'SOON', 0)

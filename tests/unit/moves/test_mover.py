@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import ddt
+from oslo_utils import units
+
+from cinder_localstor import exception
+from cinder_localstor.moves import table
+from cinder_localstor.node import simulated
+from cinder_localstor import rows
+from tests.unit import base
+
+# Reasons for which an attachment can fail
+REFUSALS = (exception.LocalStorException, simulated.Crash)
+
+
+class MoverTestCase(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.cloud = base.Cloud(self)
+        self.volume = self.cloud.create_volume()
+
+    def state(self):
+        moves = rows.for_volume(self.ctxt, self.volume.id)
+        return moves[0].state if moves else None
+
+    def assert_whole(self, *volumes):
+        """Every volume reads as written, and there is nothing else."""
+        volumes = volumes or (self.volume,)
+        for volume in volumes:
+            self.assertEqual(self.cloud.content[volume.id],
+                             self.cloud.read(volume))
+        self.assertEqual([], self.cloud.leftovers(volumes))
+        self.assertEqual([], rows._moves(self.ctxt))
+
+
+class FirstAttachTest(MoverTestCase):
+
+    def test_volume_is_usable_at_once_and_arrives(self):
+        self.cloud.move(self.volume)
+        self.assertEqual(base.B, self.cloud.host_of(self.volume))
+        self.assertEqual(table.State.MIGRATING, self.state())
+        self.assertEqual(self.cloud.content[self.volume.id],
+                         self.cloud.read(self.volume))
+        self.cloud.write(self.volume, 3, 'new')
+        self.cloud.watch()
+        self.cloud.write(self.volume, 4, 'newer')
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_source_is_read_only_before_hydration_starts(self):
+        self.cloud.move(self.volume)
+        copy = rows.for_volume(self.ctxt, self.volume.id)[0].transfer
+        source = self.cloud.nodes[base.A].device_mapper.nodes[
+            copy.source_name + '-handle']
+        self.assertFalse(source.read_only)
+        self.cloud.watch()
+        self.assertTrue(source.read_only)
+
+    def test_user_row_keeps_its_status_and_quota(self):
+        before = self.cloud.refresh(self.volume)
+        self.cloud.move(self.volume)
+        after = self.cloud.refresh(self.volume)
+        for field in ('id', 'status', 'migration_status', 'display_name',
+                      'use_quota', 'size', 'project_id'):
+            self.assertEqual(getattr(before, field), getattr(after, field))
+
+    def test_shadow_row_is_hidden_and_costs_no_quota(self):
+        self.cloud.move(self.volume)
+        move = rows.for_volume(self.ctxt, self.volume.id)[0]
+        shadow = self.cloud.refresh(
+            type('Shadow', (), {'id': move.move_id}))
+        self.assertEqual('target:' + self.volume.id, shadow.migration_status)
+        self.assertFalse(shadow.use_quota)
+        self.assertEqual(base.A + '#local', shadow.host)
+
+    def test_generation_grows_with_each_move(self):
+        self.cloud.move(self.volume)
+        self.cloud.settle()
+        self.cloud.move(self.volume, to=base.A)
+        self.cloud.settle()
+        self.assertEqual(3, rows.generation_of(self.ctxt, self.volume.id))
+        self.assert_whole()
+
+    def test_second_move_of_a_moving_volume_is_refused(self):
+        self.cloud.move(self.volume)
+        error = self.assertRaises(exception.VolumeIsMoving, self.cloud.move,
+                                  self.volume, to=base.A)
+        self.assertIn(self.volume.id, str(error))
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_two_volumes_move_in_both_directions(self):
+        other = self.cloud.create_volume(base.B)
+        self.cloud.move(self.volume)
+        self.cloud.move(other, to=base.A)
+        self.cloud.settle()
+        self.assertEqual(base.B, self.cloud.host_of(self.volume))
+        self.assertEqual(base.A, self.cloud.host_of(other))
+        self.assert_whole(self.volume, other)
+
+    def test_tuning_options_of_today_do_not_change_a_move_of_yesterday(self):
+        self.cloud.move(self.volume)
+        self.override('localstor_region_size', 4)
+        self.cloud.nodes[base.B].cut_power()
+        self.cloud.boot(base.B)
+        self.cloud.settle()
+        self.assert_whole()
+
+
+class RefusedTest(MoverTestCase):
+
+    def test_too_little_space_leaves_the_volume_alone(self):
+        self.cloud.nodes[base.B].volumes.total = units.Gi - 1
+        error = self.assertRaises(exception.PeerFailed, self.cloud.move,
+                                  self.volume)
+        self.assertEqual('NotEnoughSpace', error.kind)
+        self.assertIn('GiB', str(error))
+        self.assertEqual(base.A, self.cloud.host_of(self.volume))
+        self.assert_whole()
+
+    def test_full_metadata_group_leaves_the_volume_alone(self):
+        # Room for the volume, none for its map
+        self.cloud.nodes[base.B].volumes.total = units.Gi
+        self.assertRaises(exception.PeerFailed, self.cloud.move, self.volume)
+        self.cloud.settle()
+        self.assertEqual(base.A, self.cloud.host_of(self.volume))
+        self.assert_whole()
+
+    def test_peer_that_is_down_leaves_the_volume_alone(self):
+        self.cloud.down.add(base.B)
+        error = self.assertRaises(exception.PeerDown, self.cloud.move,
+                                  self.volume)
+        self.assertIn(base.B, str(error))
+        self.assertEqual(base.A, self.cloud.host_of(self.volume))
+
+    def test_other_block_size_leaves_the_volume_alone(self):
+        self.cloud.nodes[base.B].volumes.block_size = lambda: 4096
+        error = self.assertRaises(exception.PeerFailed, self.cloud.move,
+                                  self.volume)
+        self.assertIn('4096', str(error))
+        self.assert_whole()
+
+
+class LiveMigrationTest(MoverTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.first = self.cloud.reserve(self.volume, {'host': 'a'})
+        self.second = self.cloud.reserve(self.volume)
+        self.source_copy = self.volume.name
+        self.cloud.move(self.volume)
+
+    def write_on_source(self, number, content):
+        path = '/dev/mapper/%s-handle' % self.source_copy
+        self.cloud.nodes[base.A].write(path, number, content)
+        self.cloud.content[self.volume.id][number] = content
+
+    def test_nothing_is_copied_while_the_source_still_writes(self):
+        self.assertEqual(table.State.STARTING, self.state())
+        self.cloud.watch()
+        self.cloud.hydrate()
+        self.write_on_source(5, 'late')
+        self.first.destroy()
+        self.cloud.settle()
+        self.assertEqual(base.B, self.cloud.host_of(self.volume))
+        self.assert_whole()
+
+    def test_destination_that_leaves_first_takes_the_move_back(self):
+        self.write_on_source(5, 'late')
+        self.second.destroy()
+        self.cloud.watch()
+        self.assertEqual(base.A, self.cloud.host_of(self.volume))
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_both_gone_and_nothing_written_takes_the_move_back(self):
+        self.first.destroy()
+        self.second.destroy()
+        self.cloud.settle()
+        self.assertEqual(base.A, self.cloud.host_of(self.volume))
+        self.assert_whole()
+
+    def test_both_gone_after_a_write_on_the_destination_goes_on(self):
+        self.cloud.write(self.volume, 2, 'written after the switch-over')
+        self.first.destroy()
+        self.second.destroy()
+        self.cloud.settle()
+        self.assertEqual(base.B, self.cloud.host_of(self.volume))
+        self.assert_whole()
+
+
+class DiscardTest(MoverTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.cloud.move(self.volume)
+
+    def delete(self):
+        volume = self.cloud.refresh(self.volume)
+        self.cloud.movers[base.B].discard(
+            self.ctxt, rows.for_volume(self.ctxt, volume.id)[0])
+        self.cloud.movers[base.B]._handles.delete(volume.name)
+        volume.destroy()
+
+    def test_delete_in_mid_move_leaves_nothing(self):
+        self.cloud.watch()
+        self.delete()
+        self.assertEqual([], self.cloud.leftovers([]))
+
+    def test_delete_while_the_source_is_away_is_finished_later(self):
+        self.cloud.watch()
+        self.cloud.down.add(base.A)
+        self.delete()
+        self.assertEqual({}, self.cloud.nodes[base.B].volumes.disks)
+        self.cloud.settle()
+        self.assertEqual([], self.cloud.leftovers([]))
+
+
+class RestartTest(MoverTestCase):
+
+    def test_destination_loses_power_in_mid_move(self):
+        self.cloud.move(self.volume)
+        self.cloud.write(self.volume, 1, 'before the power cut')
+        self.cloud.watch()
+        self.cloud.nodes[base.B].cut_power()
+        self.cloud.boot(base.B)
+        self.cloud.watch()
+        self.assertEqual(self.cloud.content[self.volume.id],
+                         self.cloud.read(self.volume))
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_source_loses_power_in_mid_move(self):
+        self.cloud.move(self.volume)
+        self.cloud.watch()
+        self.cloud.nodes[base.A].cut_power()
+        self.cloud.boot(base.A)
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_map_that_is_gone_is_never_made_anew(self):
+        self.cloud.move(self.volume)
+        self.cloud.watch()
+        node = self.cloud.nodes[base.B]
+        node.cut_power()
+        lost = next(name for name in node.volumes.disks if 'regions' in name)
+        disk = node.volumes.disks.pop(lost)
+        self.cloud.boot(base.B)
+        self.cloud.watch()
+        self.assertNotIn(lost, node.volumes.disks)
+        move = rows.for_volume(self.ctxt, self.volume.id)[0]
+        self.assertIn(lost, move.problem)
+        node.volumes.disks[lost] = disk
+        self.cloud.settle()
+        self.assert_whole()
+
+
+@ddt.ddt
+class FaultTest(MoverTestCase):
+    """Each call of a move goes wrong once, in each way."""
+
+    def run_once(self, plan=None, power=False):
+        """Attach elsewhere, let the move end, whatever goes wrong."""
+        volume = self.cloud.create_volume()
+        for node in self.cloud.nodes.values():
+            node.faults.forget()
+        if plan:
+            host, call = plan
+            self.cloud.nodes[host].faults.plan = call
+        try:
+            self.cloud.move(volume)
+        except simulated.Crash as crash:
+            self.cloud.down.add(crash.host)
+        except exception.LocalStorException:
+            pass
+        if self.cloud.host_of(volume) == base.B and not self.cloud.down:
+            self.cloud.write(volume, 7, 'written in mid-move')
+        self.cloud.watch()
+        if power:
+            for host in self.cloud.down:
+                self.cloud.nodes[host].cut_power()
+        self.cloud.settle()
+        return volume
+
+    def calls(self):
+        """Every call of every node in a move without faults."""
+        volume = self.run_once()
+        calls = [(host, name, nth)
+                 for host, node in self.cloud.nodes.items()
+                 for name, nth in node.faults.seen]
+        self.forget_volume(volume)
+        self.assertGreater(len(calls), 30)
+        return calls
+
+    def forget_volume(self, volume):
+        host = self.cloud.host_of(volume)
+        node = self.cloud.nodes[host]
+        node.faults.forget()
+        self.cloud.movers[host]._handles.delete(
+            self.cloud.refresh(volume).name)
+        self.cloud.refresh(volume).destroy()
+
+    @ddt.data(*simulated.Fault)
+    def test_move_ends_as_before_or_complete(self, fault):
+        self.forget_volume(self.volume)
+        for host, name, nth in self.calls():
+            volume = self.run_once(
+                (host, simulated.Call(name, nth, fault)))
+            try:
+                self.assert_whole(volume)
+            except Exception as error:
+                raise AssertionError('%s of %s #%d on %s: %s' % (
+                    fault.name, name, nth, host, error)) from error
+            self.forget_volume(volume)
+
+    @ddt.data(simulated.Fault.CRASH, simulated.Fault.CRASH_AFTER)
+    def test_power_cut_at_every_call(self, fault):
+        self.forget_volume(self.volume)
+        for host, name, nth in self.calls():
+            volume = self.run_once(
+                (host, simulated.Call(name, nth, fault)), power=True)
+            try:
+                self.assert_whole(volume)
+            except Exception as error:
+                raise AssertionError('%s of %s #%d on %s: %s' % (
+                    fault.name, name, nth, host, error)) from error
+            self.forget_volume(volume)
