@@ -150,3 +150,9 @@ class BlockSizesDiffer(LocalStorException):
     message = _("Volume group '%(group)s' on %(host)s has logical blocks of "
                 "%(found)s bytes, the volume's are %(expected)s. The volume "
                 "can't move there.")
+
+
+class DatabaseUnreadable(LocalStorException):
+    message = _("Cinder's database can't be read: %(reason)s. Check that it "
+                "is up, and the option connection in section [database] of "
+                "cinder's configuration.")

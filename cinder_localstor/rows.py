@@ -90,6 +90,14 @@ def generation_of(ctxt: context.RequestContext, volume_id: str) -> int:
     return int(metadata.get(GENERATION, FIRST_GENERATION))
 
 
+def _lives_on(host: str) -> Any:
+    """The condition that a row belongs to any pool of ``host@backend``."""
+    # Escaped, because '_' is usual in host names and LIKE takes it for any
+    # character.
+    return (models.Volume.host.startswith(host + '#', autoescape=True)
+            | (models.Volume.host == host))
+
+
 def standing_copies(ctxt: context.RequestContext, host: str
                     ) -> list[tuple[str, str, int]]:
     """Name, volume id and generation of all copies of users' volumes here.
@@ -107,8 +115,7 @@ def standing_copies(ctxt: context.RequestContext, host: str
             generation.deleted == sa.false())
         ).filter(
             models.Volume.deleted == sa.false(),
-            models.Volume.host.like(host + '#%')
-            | (models.Volume.host == host),
+            _lives_on(host),
             models.Volume.status.notin_(('creating', 'deleting')),
             sa.or_(models.Volume.migration_status.is_(None),
                    models.Volume.migration_status.notlike('target:%')))
@@ -117,6 +124,22 @@ def standing_copies(ctxt: context.RequestContext, host: str
                            % (name_id or volume_id),
                            volume_id, int(value or FIRST_GENERATION)))
     return copies
+
+
+def passing_copies(ctxt: context.RequestContext, host: str) -> set[str]:
+    """Names of the copies here that are being made or deleted.
+
+    :param host: ``host@backend``
+    """
+    with db.main_context_manager.reader.using(ctxt) as session:
+        query = session.query(
+            models.Volume.id, models.Volume._name_id
+        ).filter(
+            models.Volume.deleted == sa.false(),
+            _lives_on(host),
+            models.Volume.status.in_(('creating', 'deleting')))
+        return {db.CONF.volume_name_template % (name_id or volume_id)
+                for volume_id, name_id in query}
 
 
 def begin(ctxt: context.RequestContext, volume: objects.Volume,

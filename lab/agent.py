@@ -13,7 +13,6 @@ frame     direction  payload
 ========  =========  ===================================================
 ``Q``     to agent   the request, a JSON object
 ``I``     to agent   bytes for standard input; none means end of file
-``W``     to agent   JSON [rows, columns]: the terminal changed its size
 ``O``     from it    bytes of standard output
 ``E``     from it    bytes of standard error
 ``X``     from it    the answer, a JSON object; the last frame
@@ -125,15 +124,16 @@ class Services:
         with self._lock:
             process = self._processes.get(name)
             if process and process.poll() is None:
-                return {'pid': process.pid, 'already': True}
+                return self._status(name)
             with open(request['log'], 'ab', buffering=0) as log:
+                since = log.seek(0, os.SEEK_END)
                 process = subprocess.Popen(
                     request['argv'], stdin=subprocess.DEVNULL, stdout=log,
                     stderr=log, env=request['environment'], cwd='/',
                     start_new_session=True)
             self._processes[name] = process
-            self._started[name] = time.monotonic()
-        return {'pid': process.pid, 'already': False}
+            self._started[name] = (time.monotonic(), since)
+            return self._status(name)
 
     def stop(self, request):
         """Signal a service; after the timeout kill what is left of it."""
@@ -173,8 +173,11 @@ class Services:
         code = process.poll()
         if code is not None:
             return {'state': 'failed', 'returncode': code}
+        # What stands in its log before this offset is of a former life.
+        started, since = self._started[name]
         return {'state': 'running', 'pid': process.pid,
-                'uptime': time.monotonic() - self._started[name]}
+                'uptime': time.monotonic() - started,
+                'log_offset': since}
 
 
 class Command:
@@ -363,8 +366,6 @@ class Command:
             else:
                 self._input_ended = True
                 self._close_input()
-        elif kind == b'W' and self._request.get('terminal'):
-            self._resize(self._input, json.loads(payload))
 
 
 class Agent:

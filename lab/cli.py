@@ -24,6 +24,7 @@ from lab import control_plane
 from lab import errors
 from lab import node_services
 from lab import progress
+from lab import sizes
 
 _DESCRIPTION = '''\
 A virtual cloud on this machine: real kernels, real OpenStack.
@@ -36,17 +37,19 @@ after "down".
 
 
 def _size(text: str) -> int:
-    """A size in bytes, with an optional binary unit."""
-    units = {'K': 1, 'M': 2, 'G': 3, 'T': 4}
-    number, unit = text, text[-1:].upper()
-    if unit in units:
-        number = text[:-1]
+    """A size, in bytes."""
     try:
-        return int(number) * 1024 ** units.get(unit, 0)
+        return sizes.parse(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
             f'"{text}" is no size: use a number and K, M, G or T'
         ) from None
+
+
+def _memory(text: str) -> str:
+    """A size, as the kernel takes it."""
+    _size(text)
+    return text
 
 
 def _option(text: str) -> tuple[str, str, str]:
@@ -61,6 +64,14 @@ def _option(text: str) -> tuple[str, str, str]:
 
 class _LabCommand(command.Command):
     """A command that knows its lab."""
+
+    app: 'Lab'
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Leave the lines of the help as they are."""
+        parser = super().get_parser(prog_name)
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        return parser
 
     @property
     def cloud(self) -> cloud.Cloud:
@@ -82,9 +93,10 @@ class Up(_LabCommand):
         parser.add_argument('--nodes', type=int, default=2, metavar='N',
                             help='how many nodes (default: 2)')
         parser.add_argument('--memory', default='1G', metavar='SIZE',
+                            type=_memory,
                             help='memory of a node (default: 1G)')
         parser.add_argument('--disk-size', type=_size, metavar='SIZE',
-                            default=8 * cloud.GIB,
+                            default=8 * sizes.GIB,
                             help='size of each of the two disks of a node; '
                                  'they are sparse files (default: 8G)')
         parser.add_argument('--driver', metavar='CLASS',
@@ -94,6 +106,9 @@ class Up(_LabCommand):
                             default=[], metavar='SECTION.KEY=VALUE',
                             help='set an option in cinder.conf of every '
                                  'node; may be repeated')
+        parser.add_argument('--keep', action='store_true',
+                            help='leave a lab that did not come up as it '
+                                 'is, to look at; "down" removes it')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
@@ -106,11 +121,16 @@ class Up(_LabCommand):
             fresh = self.cloud.up(
                 parsed_args.nodes, report, driver=parsed_args.driver,
                 options=options, disk_size=parsed_args.disk_size,
-                memory=parsed_args.memory)
+                memory=parsed_args.memory, keep=parsed_args.keep)
         if fresh:
             text = f'ready after {time.monotonic() - started:.0f} s'
         else:
             text = 'already running'
+            absent = [f'{row["place"]} {row["service"]}'
+                      for row in self.cloud.status()
+                      if row['state'] not in ('running', 'on')]
+            if absent:
+                text += f', without {", ".join(absent)}'
         self.app.stdout.write(f'Lab "{self.cloud.name}" is {text}.\n')
         return 0
 
@@ -129,7 +149,7 @@ class Down(_LabCommand):
         return 0
 
 
-class Status(lister.Lister):
+class Status(_LabCommand, lister.Lister):
     """List services and nodes: state, process, address, uptime.
 
     The process of a service inside a node is numbered by the node's kernel.
@@ -139,7 +159,7 @@ class Status(lister.Lister):
         """Collect the rows."""
         human = parsed_args.formatter == 'table'
         rows = []
-        for row in self.app.cloud.status():
+        for row in self.cloud.status():
             uptime = row.get('uptime')
             if uptime is not None:
                 uptime = _duration(uptime) if human else round(uptime, 1)
@@ -148,7 +168,7 @@ class Status(lister.Lister):
                          '' if human and pid is None else pid,
                          row['address'],
                          '' if human and uptime is None else uptime))
-        cuts = self.app.cloud.network.cuts
+        cuts = self.cloud.network.cuts
         if human and cuts:
             text = ', '.join('-'.join(pair) for pair in cuts)
             self.app.stdout.write(f'Cut: {text}\n')
@@ -387,7 +407,7 @@ class Restart(_LabCommand):
         return 0
 
 
-_COMMANDS = {
+_COMMANDS: dict[str, Any] = {
     'up': Up, 'down': Down, 'status': Status, 'exec': Exec,
     'console': Console, 'kill': Kill, 'start': Start, 'cut': Cut,
     'heal': Heal, 'logs': Logs, 'env': Env, 'service': Service,
@@ -408,7 +428,8 @@ class Lab(app.App):
         self.tail = tail
         self.cloud: cloud.Cloud
 
-    def build_option_parser(self, description: str, version: str,
+    def build_option_parser(self, description: str | None,
+                            version: str | None,
                             argparse_kwargs: dict[str, Any] | None = None
                             ) -> argparse.ArgumentParser:
         """Describe the options before the command."""

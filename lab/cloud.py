@@ -27,8 +27,7 @@ from lab import node_services
 from lab import plan
 from lab import processes
 from lab import services
-
-GIB = 1024 ** 3
+from lab import sizes
 
 
 class ControlService:
@@ -59,10 +58,7 @@ class ControlService:
         if self.status()['state'] == 'running':
             return
         place = self._cloud.place
-        for name, content in self._service.files(place).items():
-            path = place.directory / 'etc' / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content)
+        control_plane.write_files(self._service, place)
         if self._service.prepare:
             self._service.prepare(place)
         since = self.log.stat().st_size if self.log.exists() else 0
@@ -126,16 +122,18 @@ class Cloud:
 
     @property
     def running(self) -> bool:
-        """Whether the lab was brought up completely."""
+        """Whether there is a lab, be it complete or not."""
         return self._settings_file.exists() and self.network.exists
 
     def up(self, nodes: int = 2, progress: plan.Progress | None = None, *,
            driver: str | None = None, options: services.Options | None = None,
-           disk_size: int = 8 * GIB, memory: str = '1G') -> bool:
+           disk_size: int = 8 * sizes.GIB, memory: str = '1G',
+           keep: bool = False) -> bool:
         """Bring everything up; False if it was up already.
 
         ``driver`` is the volume driver of all backends, ``options`` are
-        further sections of every node's cinder.conf.
+        further sections of every node's cinder.conf. With ``keep`` a lab
+        that did not come up is left as it is, to look at.
         """
         if not 0 <= nodes <= layout.MAX_NODES:
             raise errors.LabError(
@@ -144,20 +142,28 @@ class Cloud:
             raise errors.LabError(
                 'The lab needs root: it makes a network namespace and '
                 'devices in it.')
+        self._check_programs()
         with self._locked():
-            if self.running:
+            if self.running and self._settings()['complete']:
                 return False
             # What a crashed lab may have left.
             self._take_down()
             settings = {
                 'nodes': [layout.Layout.node_name(number + 1)
                           for number in range(nodes)],
-                'disk_size': disk_size, 'memory': memory,
+                'disk_size': disk_size, 'memory': memory, 'complete': False,
                 'options': self._node_options(driver, options or {})}
             shutil.rmtree(self.layout.directory, ignore_errors=True)
+            steps = plan.Plan(progress)
             try:
-                self._bring_up(settings, progress)
+                self._bring_up(settings, steps)
             except BaseException:
+                if keep:
+                    raise
+                # Steps under way fail when their processes are gone, but
+                # they may have started some in the meantime.
+                self._take_down()
+                steps.join(30)
                 self._take_down()
                 raise
         return True
@@ -173,21 +179,22 @@ class Cloud:
     def status(self) -> list[dict[str, Any]]:
         """One row for every service and node."""
         self._require()
-        rows = []
+        rows: list[dict[str, Any]] = []
         for declared in control_plane.SERVICES:
             rows.append({'place': 'control', 'service': declared.name,
                          'address': self._service_address(declared.name),
                          **self.service(declared.name).status()})
         for node in self.nodes:
             process = node.process
-            power = {'state': 'off'}
-            if node.powered:
-                power = {'state': 'on', 'pid': process.pid,
-                         'uptime': process.uptime}
-            rows.append({'place': node.name, 'service': 'power',
-                         'address': node.address, **power})
-            if not node.powered:
+            on = process is not None and process.alive
+            row: dict[str, Any] = {
+                'place': node.name, 'service': 'power',
+                'address': node.address, 'state': 'on' if on else 'off'}
+            rows.append(row)
+            if process is None or not on:
                 continue
+            row['pid'] = process.pid
+            row['uptime'] = process.uptime
             try:
                 states = node.service_states()
             except errors.NodeUnreachable:
@@ -234,9 +241,13 @@ class Cloud:
         Commands of the lab still reach a node that is cut off.
         """
         self._require()
+        known = ('control', 'rabbitmq', 'database',
+                 *self._settings()['nodes'])
         for place in (first, second):
-            if place not in ('control', 'rabbitmq', 'database'):
-                self.node(place)
+            if place not in known:
+                raise errors.NotFound(
+                    f'Lab "{self.name}" has no place "{place}" to cut '
+                    f'from, but {", ".join(known)}.')
         self.network.cut(first, second)
 
     def heal(self) -> None:
@@ -267,13 +278,16 @@ class Cloud:
         For a command that answers nothing the result is None.
         """
         argv = ['openstack', *arguments]
-        # Commands that show nothing do not know the option.
-        quiet = {'delete', 'set', 'unset', 'add', 'remove', 'reset',
-                 'extend', 'migrate', 'revert'}
-        if not quiet.intersection(arguments):
-            argv += ['-f', 'json']
-        text = self.run(argv, user=user, timeout=timeout).stdout
-        return json.loads(text) if text.strip() else None
+        try:
+            done = self.run([*argv, '-f', 'json'], user=user,
+                            timeout=timeout)
+        except errors.CommandFailed as error:
+            # Commands that show nothing do not know the option, and say so
+            # before they do anything.
+            if 'unrecognized arguments: -f json' not in error.stderr:
+                raise
+            done = self.run(argv, user=user, timeout=timeout)
+        return json.loads(done.stdout) if done.stdout.strip() else None
 
     def environment(self, user: str = 'admin') -> dict[str, str]:
         """Environment of a command run as a user of the cloud."""
@@ -328,6 +342,11 @@ class Cloud:
         except FileNotFoundError:
             raise errors.LabNotRunning(self.name) from None
 
+    def _save_settings(self, settings: dict[str, Any]) -> None:
+        draft = self._settings_file.with_suffix('.new')
+        draft.write_text(json.dumps(settings, indent=1))
+        draft.rename(self._settings_file)
+
     def _require(self) -> None:
         if not self.running:
             raise errors.LabNotRunning(self.name)
@@ -362,20 +381,31 @@ class Cloud:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _bring_up(self, settings: dict[str, Any],
-                  progress: plan.Progress | None) -> None:
+    @staticmethod
+    def _check_programs() -> None:
+        programs = control_plane.PROGRAMS | node_services.PROGRAMS
+        missing = {package for path, package in programs.items()
+                   if not os.access(path, os.X_OK)}
+        if missing:
+            raise errors.LabError(
+                f'The lab needs programs this machine lacks: "apt-get '
+                f'install {" ".join(sorted(missing))}".')
+
+    def _bring_up(self, settings: dict[str, Any], steps: plan.Plan) -> None:
         self.layout.directory.mkdir(parents=True)
         self.layout.runtime.mkdir(parents=True, exist_ok=True)
+        self._save_settings(settings)
         template = control_plane.template_directory(self.layout)
-        steps = plan.Plan(progress)
         steps.add('network', self.network.create)
+        steps.add('byte code',
+                  lambda: control_plane.compile_environment(self.place))
         if template.exists():
             steps.add('database template',
                       lambda: control_plane.load_template(self.place,
                                                           template))
         else:
             self._plan_template(steps, template)
-        before = ('network', 'database template')
+        before = ('network', 'byte code', 'database template')
         # Nodes first: what they do takes longest.
         nodes = [self._node(name, settings) for name in settings['nodes']]
         for node in nodes:
@@ -396,7 +426,7 @@ class Cloud:
                   ['volume types', 'cinder-scheduler',
                    *(f'{node.name} cinder-volume' for node in nodes)])
         steps.run()
-        self._settings_file.write_text(json.dumps(settings, indent=1))
+        self._save_settings(settings | {'complete': True})
 
     def _plan_template(self, steps: plan.Plan,
                        template: pathlib.Path) -> None:
@@ -404,19 +434,13 @@ class Cloud:
         place = self.place
         database = self.service('database')
         keystone = self.service('keystone')
-        # Writes cinder.conf, which its db sync wants.
-        scheduler = services.named(control_plane.SERVICES,
-                                   'cinder-scheduler')
 
         def install() -> None:
             control_plane.install_database(place)
-            etc = place.directory / 'etc'
-            etc.mkdir(exist_ok=True)
-            keystone_files = services.named(
-                control_plane.SERVICES, 'keystone').files(place)
-            for name, text in {**scheduler.files(place),
-                               **keystone_files}.items():
-                (etc / name).write_text(text)
+            # What "db sync" and "bootstrap" read.
+            for name in ('keystone', 'cinder-scheduler'):
+                control_plane.write_files(
+                    services.named(control_plane.SERVICES, name), place)
             database.start()
 
         def command(name: str, argv: list[str]) -> None:
@@ -443,7 +467,7 @@ class Cloud:
             control_plane.save_template(place, template)
 
         commands = control_plane.setup_commands(place)
-        steps.add('install database', install, ['network'])
+        steps.add('install database', install, ['network', 'byte code'])
         for name in ('keystone-db-sync', 'cinder-db-sync'):
             steps.add(name, functools.partial(command, name, commands[name]),
                       ['install database'])

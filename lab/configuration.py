@@ -2,8 +2,8 @@
 """Configuration of the OpenStack services, as sections of options."""
 
 import shlex
-import urllib.parse
 from typing import Any
+import urllib.parse
 
 from lab import layout
 from lab import services

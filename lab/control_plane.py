@@ -7,18 +7,33 @@ Everything here runs natively in the lab's network namespace.
 import base64
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
+import sysconfig
 from typing import Any
 
 from lab import configuration
+from lab import errors
 from lab import layout
 from lab import services
 
 NAME = 'control'
+
+# What the control plane needs of this machine, and the Debian package it is
+# in.
+PROGRAMS = {
+    '/usr/sbin/mariadbd': 'mariadb-server',
+    '/usr/bin/mariadb-install-db': 'mariadb-server',
+    '/usr/lib/rabbitmq/bin/rabbitmq-server': 'rabbitmq-server',
+    '/usr/bin/epmd': 'erlang-base',
+    '/usr/sbin/ip': 'iproute2',
+    '/usr/sbin/nft': 'nftables',
+    '/usr/bin/nsenter': 'util-linux',
+}
 
 
 def _etc(place: services.Place) -> pathlib.Path:
@@ -180,6 +195,35 @@ SERVICES = (
         ready=lambda place: services.Probe(
             says='Starting cinder-scheduler node')),
 )
+
+
+def write_files(service: services.Service, place: services.Place) -> None:
+    """Write the files of a service."""
+    for name, content in service.files(place).items():
+        if isinstance(content, services.Link):
+            raise TypeError(f'{service.name}: links are for nodes')
+        path = _etc(place) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def compile_environment(place: services.Place) -> None:
+    """Byte-compile the Python environment unless that was done before.
+
+    The nodes can't write there; without it each start of a service in them
+    takes a minute.
+    """
+    spec = importlib.util.find_spec('cinder')
+    source = spec.origin if spec else None
+    if source is None:
+        raise errors.LabError(
+            f'There is no Cinder in {place.layout.environment}: run the lab '
+            f'with the Python of an environment that has it.')
+    compiled = pathlib.Path(importlib.util.cache_from_source(source))
+    if not compiled.exists():
+        subprocess.run([_python(place), '-m', 'compileall', '-q', '-j', '0',
+                        sysconfig.get_path('purelib')],
+                       check=False, stdout=subprocess.DEVNULL)
 
 
 # -- The template -----------------------------------------------------------

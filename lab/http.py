@@ -5,9 +5,9 @@ from typing import Any
 from typing import Mapping
 
 from keystoneauth1 import adapter
+from keystoneauth1.identity import v3
 from keystoneauth1 import service_token as service_tokens
 from keystoneauth1 import session as sessions
-from keystoneauth1.identity import v3
 import requests
 import requests.adapters
 import urllib3
@@ -80,7 +80,7 @@ def session(place: layout.Layout, net: network.Network, user: str,
             password=configuration.PASSWORD, project_name=of_project,
             user_domain_id='default', project_domain_id='default')
 
-    auth = password(user, project)
+    auth: Any = password(user, project)
     if service_token:
         auth = service_tokens.ServiceTokenAuthWrapper(
             user_auth=auth, service_auth=password('cinder', 'service'))

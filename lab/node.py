@@ -19,6 +19,7 @@ from lab import node_services
 from lab import processes
 from lab import remote
 from lab import services
+from lab import sizes
 
 KERNEL = '/usr/bin/linux.uml'
 _SOURCE = pathlib.Path(__file__).resolve().parent
@@ -43,17 +44,20 @@ class NodeService:
 
     def start(self, wait: bool = True) -> None:
         """Start it, and wait until it is ready."""
-        self._node.write_files(self._service)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        since = self.log.stat().st_size if self.log.exists() else 0
         place = self._node.place
+        self._node.write_files(self._service)
+        if self._service.prepare:
+            self._service.prepare(place)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         self._node.agent.request(
             do='service-start', name=self.name,
             argv=self._service.command(place), log=str(self.log),
             environment=place.environment | dict(
-                self._service.environment(place)))
+                self._service.environment(place)) | self._node.environment)
         if wait:
-            self._wait(since)
+            self.wait_ready()
+            for command in self._service.follow_up(place):
+                self._node.run(command)
 
     def stop(self) -> None:
         """End it in the orderly way."""
@@ -73,7 +77,8 @@ class NodeService:
                                  name=self.name, signal=int(number),
                                  grace=timeout)
 
-    def _wait(self, since: int) -> None:
+    def wait_ready(self) -> None:
+        """Wait until a service that was started is ready."""
         place = self._node.place
         probe = (self._service.ready(place) if self._service.ready
                  else services.Probe())
@@ -84,8 +89,9 @@ class NodeService:
                 raise self._failure(
                     f'it ended with status {state.get("returncode")}')
             try:
-                if probe.judge(self.log, since, self._node.listens):
-                    break
+                if probe.judge(self.log, state['log_offset'],
+                               self._node.listens):
+                    return
             except services.NeverReady as error:
                 raise self._failure(str(error)) from None
             if time.monotonic() > deadline:
@@ -93,8 +99,6 @@ class NodeService:
                     f'it was not ready after '
                     f'{self._service.start_timeout:g} s')
             time.sleep(0.1)
-        for command in self._service.follow_up(place):
-            self._node.run(command)
 
     def _failure(self, reason: str) -> errors.StartFailed:
         return errors.StartFailed(f'{self.name} on {self._node.name}',
@@ -145,7 +149,8 @@ class Node:
         # A socket of the former life would be in the way.
         shutil.rmtree(runtime, ignore_errors=True)
         self._network.add_node(self.name)
-        argv = [KERNEL, f'mem={self._settings["memory"]}',
+        argv = ['taskset', '--cpu-list', str(self._cpu),
+                KERNEL, f'mem={self._settings["memory"]}',
                 f'umid={self.name}', f'uml_dir={self._layout.runtime}',
                 'rootfstype=hostfs', 'rootflags=/', 'root=/dev/root', 'ro',
                 'init=/bin/sh', 'con=null', 'con0=null,fd:1',
@@ -157,7 +162,8 @@ class Node:
         argv += [f'lab_node={self.directory}', '--', f'{_SOURCE}/boot.sh']
         self._table.start(self.name, self._network.wrap(argv),
                           self.console_log,
-                          {'PATH': '/usr/sbin:/usr/bin:/sbin:/bin'})
+                          {'PATH': '/usr/sbin:/usr/bin:/sbin:/bin',
+                           'TMPDIR': str(self._memory_directory())})
         self._wait_for_agent(60)
 
     def start(self, wait: bool = True) -> None:
@@ -175,15 +181,14 @@ class Node:
         self._table.get(self.name)
         self._table.forget(self.name)
 
-    def wait_ready(self, timeout: float = 180) -> None:
-        """Wait until the agent answers and every service is ready."""
-        deadline = time.monotonic() + timeout
+    def wait_ready(self, timeout: float = 60) -> None:
+        """Wait until a node is ready that was started without waiting.
+
+        The timeout is that of the boot; services have their own.
+        """
         self._wait_for_agent(timeout)
         for declared in node_services.SERVICES:
-            self.service(declared.name).start()
-            if time.monotonic() > deadline:
-                raise errors.LabError(
-                    f'Node "{self.name}" was not ready after {timeout:g} s.')
+            self.service(declared.name).wait_ready()
 
     def disk(self, name: str) -> pathlib.Path:
         """The file behind one of its disks."""
@@ -212,8 +217,8 @@ class Node:
                        ) -> dict[str, dict[str, Any]]:
         """State of the services."""
         names = names or [s.name for s in node_services.SERVICES]
-        return self.agent.request(do='service-status',
-                                  names=names)['services']
+        return self.agent.request(do='service-status', names=names,
+                                  timeout=10)['services']
 
     def listens(self, address: str, port: int) -> bool:
         """Whether something accepts connections on the node."""
@@ -232,20 +237,35 @@ class Node:
             self.name, self.address, self.directory, self._layout,
             services.merged(self._settings['options'], self._options()))
 
-    def configure(self, sections: services.Options) -> None:
+    def configure(self, sections: services.Options | None = None,
+                  environment: Mapping[str, str] | None = None) -> None:
         """Set options of its cinder.conf; None goes back to the default.
 
-        Takes effect when the service is started the next time.
+        ``environment`` adds to what services find in theirs. Both take
+        effect when the service is started the next time.
         """
-        merged = services.merged(self._options(), sections)
         self.directory.mkdir(parents=True, exist_ok=True)
-        (self.directory / 'options.json').write_text(json.dumps(merged))
+        self._save('options.json',
+                   services.merged(self._options(), sections or {}))
+        self._save('environment.json',
+                   self.environment | dict(environment or {}))
         self.write_files(services.named(node_services.SERVICES,
                                         'cinder-volume'))
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ``configure`` added to the services' environment."""
+        return self._load('environment.json')
+
     def _options(self) -> dict[str, dict[str, Any]]:
+        return self._load('options.json')
+
+    def _save(self, name: str, value: Any) -> None:
+        (self.directory / name).write_text(json.dumps(value))
+
+    def _load(self, name: str) -> dict[str, Any]:
         try:
-            return json.loads((self.directory / 'options.json').read_text())
+            return json.loads((self.directory / name).read_text())
         except FileNotFoundError:
             return {}
 
@@ -314,6 +334,27 @@ class Node:
                      '\n'.join(lines) + '\n',
                      str(self.directory / 'disks.sh'):
                      '\n'.join(script) + '\n'})
+
+    def _memory_directory(self) -> pathlib.Path:
+        # The node's memory is an unlinked file here. In a container there
+        # may be hardly any shared memory, and a node that finds the file
+        # system full dies of SIGBUS.
+        shared = pathlib.Path('/dev/shm')
+        try:
+            free = shutil.disk_usage(shared).free
+        except FileNotFoundError:
+            free = 0
+        wanted = sizes.parse(self._settings['memory'])
+        return shared if free > 1.1 * wanted else self.directory
+
+    @property
+    def _cpu(self) -> int:
+        # A node has one CPU, but every system call and page fault in it
+        # passes between two processes of the machine. Kept on one CPU they
+        # do that twice as fast as across two.
+        usable = sorted(os.sched_getaffinity(0))
+        return usable[(self._layout.node_number(self.name) - 1)
+                      % len(usable)]
 
     @property
     def _mac(self) -> str:

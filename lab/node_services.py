@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a node is made of: its disks, kernel modules and services."""
 
+import compileall
 import dataclasses
 import signal
 from typing import Callable
@@ -15,9 +16,25 @@ STATE_MOUNT = '/var/lib/node'
 KEPT = ('/var/lib/cinder', '/etc/iscsi', '/etc/target',
         '/etc/lvm/archive', '/etc/lvm/backup')
 
+DRIVER_PACKAGES = ('cinder_localstor',)
+
+# What the nodes need of this machine, and the Debian package it is in.
+PROGRAMS = {
+    '/usr/bin/linux.uml': 'user-mode-linux',
+    '/usr/sbin/modprobe': 'kmod',
+    '/usr/bin/taskset': 'util-linux',
+    '/lib/systemd/systemd-udevd': 'udev',
+    '/usr/sbin/lvm': 'lvm2',
+    '/usr/sbin/thin_check': 'thin-provisioning-tools',
+    '/usr/sbin/dmsetup': 'dmsetup',
+    '/usr/sbin/tgtd': 'tgt',
+    '/usr/sbin/iscsid': 'open-iscsi',
+    '/usr/sbin/mkfs.ext4': 'e2fsprogs',
+}
+
 MODULES = (
     'configfs', 'dm-mod', 'dm-clone', 'dm-thin-pool', 'dm-snapshot',
-    'dm-flakey', 'dm-delay', 'sg', 'sd_mod', 'iscsi_tcp',
+    'dm-flakey', 'sg', 'sd_mod', 'iscsi_tcp',
     'target_core_mod', 'target_core_iblock', 'target_core_file',
     'iscsi_target_mod')
 
@@ -44,7 +61,7 @@ def _state(device: str) -> str:
                   f' cp -a {path}/. {kept}; }}',
                   f'mount --bind {kept} {path}']
     lines += ['mkdir -p /var/lib/cinder/volumes /var/lib/cinder/locks',
-              'mkdir -p /etc/target/pr /etc/target/backup']
+              'mkdir -p /etc/target/alua /etc/target/backup']
     return '\n'.join(lines)
 
 
@@ -81,6 +98,8 @@ def base_files(place: services.Place,
         # Filtering commands is not what the lab is about, and it costs a
         # start of Python each time.
         '/usr/local/bin/sudo': _SUDO,
+        # LIO settles where its state is when its module is loaded.
+        '/etc/target/pr/.keep': '',
     }
 
 
@@ -114,6 +133,13 @@ exec "$@"
 def _cinder_config(place: services.Place) -> str:
     # On the machine's side, so that it can be rewritten at any time.
     return str(place.directory / 'cinder.conf')
+
+
+def _cinder_prepare(place: services.Place) -> None:
+    # A node reads the repository but cannot write there, and to compile the
+    # driver anew at every start is slow in it.
+    for package in DRIVER_PACKAGES:
+        compileall.compile_dir(place.layout.repository / package, quiet=2)
 
 
 def _tgtd_files(place: services.Place) -> dict[str, str]:
@@ -159,11 +185,14 @@ SERVICES = (
                 configuration.cinder_volume(place, _cinder_config(place))),
             '/etc/cinder/cinder.conf': services.Link(
                 _cinder_config(place))},
+        environment=lambda place: {
+            'PYTHONPATH': str(place.layout.repository / 'lab' / 'site')},
+        prepare=_cinder_prepare,
         after=('iscsid', 'tgtd'),
         ready=lambda place: services.Probe(
             says='Driver post RPC initialization completed successfully',
             times=len(configuration.BACKENDS),
             fails='Failed to initialize driver'),
-        stop_timeout=30,
+        stop_timeout=20,
         start_timeout=180),
 )

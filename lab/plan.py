@@ -2,6 +2,7 @@
 """Steps that wait for each other, run side by side."""
 
 import dataclasses
+import queue
 import threading
 import time
 from typing import Any
@@ -25,14 +26,18 @@ class _Step:
 class Plan:
     """A set of named steps; each runs as soon as those before it are done.
 
-    The first failure is raised, steps that wait for a failed one are left
-    out, those already running are waited for.
+    The first failure is raised at once and no further step is begun. Those
+    that are running then go on until what they wait for is taken from them;
+    :meth:`join` waits for that.
     """
 
     def __init__(self, progress: Progress | None = None) -> None:
         self._steps: dict[str, _Step] = {}
         self._progress = progress or (lambda name, what, seconds: None)
-        self._errors: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+        # The errors of failed steps; None at the end of each thread.
+        self._ends: queue.Queue[BaseException | None] = queue.Queue()
+        self._stopped = False
 
     def add(self, name: str, action: Callable[[], Any],
             after: Iterable[str] = ()) -> None:
@@ -45,25 +50,35 @@ class Plan:
 
     def run(self) -> None:
         """Run every step."""
-        threads = []
         for step in self._steps.values():
             self._progress(step.name, 'waiting', 0)
-            threads.append(threading.Thread(target=self._perform,
-                                            args=(step,), name=step.name,
-                                            daemon=True))
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if self._errors:
-            raise self._errors[0]
+            self._threads.append(threading.Thread(
+                target=self._perform, args=(step,), name=step.name,
+                daemon=True))
+        try:
+            for thread in self._threads:
+                thread.start()
+            for _ in self._threads:
+                error = self._ends.get()
+                if error is not None:
+                    raise error
+        finally:
+            self._stopped = True
+
+    def join(self, timeout: float) -> None:
+        """Wait for steps that were running when another one failed."""
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(0, deadline - time.monotonic()))
 
     def _perform(self, step: _Step) -> None:
+        end: BaseException | None = None
         try:
             for name in step.after:
                 self._steps[name].done.wait()
-            if self._errors or any(self._steps[name].failed
-                                   for name in step.after):
+            if self._stopped or any(self._steps[name].failed
+                                    for name in step.after):
                 step.failed = True
                 return
             self._progress(step.name, 'running', 0)
@@ -72,8 +87,12 @@ class Plan:
                 step.action()
             except BaseException as error:
                 step.failed = True
-                self._errors.append(error)
-            self._progress(step.name, 'failed' if step.failed else 'done',
-                           time.monotonic() - start)
+                end = error
+            # What fails after another step has is its consequence.
+            if not self._stopped:
+                self._progress(step.name,
+                               'failed' if step.failed else 'done',
+                               time.monotonic() - start)
         finally:
+            self._ends.put(end)
             step.done.set()

@@ -124,6 +124,8 @@ class ProcessTable:
                 stderr=output, cwd='/', start_new_session=True,
                 env=BASE_ENVIRONMENT | environment)
         stat = read_stat(child.pid)
+        # We are its parent: even if it has ended, it is there until we look.
+        assert stat is not None
         process = Process(name, child.pid, stat.start_time, time.time(),
                           argv)
         self._directory.mkdir(parents=True, exist_ok=True)

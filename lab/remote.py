@@ -125,24 +125,24 @@ class Agent:
         while True:
             # Never wait for the agent to take input only: it may be waiting
             # for us to take output.
-            poll = select.poll()
-            poll.register(connection, select.POLLIN | (
-                select.POLLOUT if outgoing else 0))
+            inputs: list[Any] = [connection]
             if source is not None and not outgoing:
-                poll.register(source, select.POLLIN)
+                inputs.append(source)
             wait = None
             if deadline is not None:
-                wait = max(0, deadline - time.monotonic()) * 1000 + 1
-            ready = dict(poll.poll(wait))
-            events = ready.get(connection.fileno(), 0)
-            if source in ready:
+                wait = max(0.0, deadline - time.monotonic())
+            # Not poll: a test process in which eventlet has patched the
+            # standard library has none.
+            readable, writable, _ = select.select(
+                inputs, [connection] if outgoing else [], [], wait)
+            if source is not None and source in readable:
                 piece = os.read(source, agent.CHUNK)
                 outgoing += agent.frame(b'I', piece)
                 if not piece:
                     source = None
-            if events & select.POLLOUT:
+            if writable:
                 del outgoing[:connection.send(outgoing)]
-            if events & ~select.POLLOUT:
+            if connection in readable:
                 received = connection.recv(agent.CHUNK)
                 if not received:
                     raise errors.NodeUnreachable(self._name, 'it hung up')
@@ -154,7 +154,7 @@ class Agent:
                     else:
                         return self._end(argv, timeout, json.loads(payload))
             if deadline is not None and time.monotonic() > deadline:
-                raise errors.CommandTimeout(self._name, argv, timeout)
+                raise errors.CommandTimeout(self._name, argv, timeout or 0)
 
     def _end(self, argv: list[str], timeout: float | None,
              answer: dict[str, Any]) -> int:
@@ -162,7 +162,7 @@ class Agent:
             raise errors.CommandFailed(self._name, argv, 127, '',
                                        answer['error'])
         if answer.get('timeout'):
-            raise errors.CommandTimeout(self._name, argv, timeout)
+            raise errors.CommandTimeout(self._name, argv, timeout or 0)
         return answer['returncode']
 
     def _open(self, timeout: float) -> socket.socket:

@@ -67,8 +67,7 @@ class Service:
 
     name: str
     command: Callable[[Place], list[str]]
-    # Told by the address and port it listens on, by a command's success, or
-    # by nothing but still being there.
+    # Without one it is ready if it is still there.
     ready: 'Callable[[Place], Probe] | None' = None
     environment: Callable[[Place], Mapping[str, str]] = nothing
     # Absolute path -> text. In a node a path of its root file system, in
@@ -77,6 +76,7 @@ class Service:
     after: tuple[str, ...] = ()
     # Commands run once the service is ready, before who waits for it.
     follow_up: Callable[[Place], list[list[str]]] = lambda place: []
+    # Called on this machine just before the start.
     prepare: Callable[[Place], None] | None = None
     stop_signal: int = signal.SIGTERM
     stop_timeout: float = 15

@@ -27,7 +27,8 @@ class _Server(socketserver.ThreadingMixIn,
     def server_bind(self) -> None:
         # As the parent does, but without the reverse look-up of our address.
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]
+        self.server_name = str(self.server_address[0])
+        self.server_port = int(self.server_address[1])
         self.setup_environ()
 
 

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the destination node of a move does."""
 
-from oslo_utils import units
-
 from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import regions
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.node import interface
+
+
+# A source that is away makes requests wait and not fail: multipath with one
+# path does that (Linux, drivers/md/dm-mpath.c, queue_if_no_path).
+WAITING_TARGET = 'multipath'
+ONE_PATH = '1 queue_if_no_path 0 1 1 round-robin 0 1 1 %s 1'
 
 
 class Destination:
@@ -22,15 +26,20 @@ class Destination:
         self._engine = path
         self._handles = handles.Handles(node)
 
-    def examine(self, size: int, block_size: int, host: str
-                ) -> dict[str, str]:
+    def check(self) -> None:
+        """:raises NoDataPath: volumes can't move to this node"""
+        self._engine.check()
+        self._node.device_mapper.check_target(WAITING_TARGET)
+
+    def examine(self, block_size: int, host: str) -> dict[str, str]:
         """Whether a volume can move here; what the source has to know.
 
-        :param size: bytes
+        No command is run for it.  Whether there is space is seen when the
+        volume is made.
+
         :param block_size: bytes of a logical block at the source
         :returns: `initiator`, the IQN that will ask for the source
         :raises BlockSizesDiffer: the disks here have other blocks
-        :raises NotEnoughSpace: the volume group is too full
         """
         group = self._node.volumes
         found = group.block_size()
@@ -38,12 +47,6 @@ class Destination:
             raise exception.BlockSizesDiffer(
                 group=group.name, host=host, found=found,
                 expected=block_size)
-        capacity = group.capacity()
-        if not capacity.thin and capacity.free < size:
-            raise exception.NotEnoughSpace(
-                group=group.name, host=host, name='the volume',
-                free='%.2f GiB' % (capacity.free / units.Gi),
-                needed='%.2f GiB' % (size / units.Gi))
         return {'initiator': self._node.initiator.name()}
 
     def create_destination(self, move: transfer.Transfer) -> None:
@@ -60,19 +63,28 @@ class Destination:
     def _source_node(self, move: transfer.Transfer) -> str:
         return move.destination_name + '-source'
 
+    def node_names(self, move: transfer.Transfer) -> tuple[str, str]:
+        """The private nodes under a moving handle, from the bottom up."""
+        return (self._source_node(move),
+                self._engine.node_name(move.destination_name))
+
     def connect_source(self, move: transfer.Transfer) -> None:
         """Connect the source copy and put the source node over it."""
         device_mapper = self._node.device_mapper
         disk = self._node.initiator.connect(move.export)
         name = self._source_node(move)
         table = [interface.Segment(0, move.size // interface.SECTOR,
-                                   'linear', '%s 0' % disk)]
-        device = device_mapper.devices().get(name)
-        if device is None:
-            device_mapper.create(name, table, read_only=True)
-        else:
+                                   WAITING_TARGET, ONE_PATH % disk)]
+        if device_mapper.exists(name):
             # The disk may have come back under another name.
-            device_mapper.reload(name, table, read_only=True)
+            device_mapper.reload(name, table, read_only=True,
+                                 keep_queued=True)
+        else:
+            device_mapper.create(name, table, read_only=True)
+
+    def is_connected(self, move: transfer.Transfer) -> bool:
+        """Whether the source can be read."""
+        return move.export.iqn in self._node.initiator.connected()
 
     def build_engine(self, move: transfer.Transfer) -> None:
         """Make the engine's node, hydration off."""
@@ -122,8 +134,13 @@ class Destination:
 
     def remove_engine(self, move: transfer.Transfer) -> None:
         """Remove the engine's node and the source node under it."""
+        device_mapper = self._node.device_mapper
+        source = self._source_node(move)
+        if device_mapper.exists(source):
+            # Nobody waits any more for what a lost source owes.
+            device_mapper.message(source, 'fail_if_no_path')
         self._engine.remove(move)
-        self._node.device_mapper.remove(self._source_node(move))
+        device_mapper.remove(source)
 
     def disconnect_source(self, move: transfer.Transfer) -> None:
         """Log out of the source."""

@@ -49,7 +49,7 @@ class Handles:
             transfer.tags(volume=standing.volume_id,
                           generation=standing.generation))
         self.rest_on(standing.name, self._node.volumes.path(standing.name),
-                     size, exists=False)
+                     size)
 
     def delete(self, name: str) -> None:
         """Remove a handle and its logical volume, wiped.
@@ -66,21 +66,17 @@ class Handles:
         :raises NotEnoughSpace: the volume group is too full
         """
         self._node.volumes.extend(name, size)
-        self.rest_on(name, self._node.volumes.path(name), size, exists=True)
+        self.rest_on(name, self._node.volumes.path(name), size)
 
     def rest_on(self, copy: str, device: str, size: int,
-                exists: bool | None = None, read_only: bool = False) -> None:
+                read_only: bool = False) -> None:
         """Let a handle of `size` bytes lie on a device, whatever it lay on.
-
-        :param exists: whether there is a handle already; None looks
         """
         name = handle_name(copy)
         device_mapper = self._node.device_mapper
-        if exists is None:
-            exists = name in device_mapper.devices()
         table = [interface.Segment(0, size // interface.SECTOR, 'linear',
                                    '%s 0' % device)]
-        if exists:
+        if device_mapper.exists(name):
             device_mapper.reload(name, table, read_only)
         else:
             device_mapper.create(name, table, read_only)
@@ -127,5 +123,4 @@ class Handles:
                 and device.read_only == standing.read_only):
             return
         self.rest_on(standing.name, self._node.volumes.path(standing.name),
-                     volume.size, exists=device is not None,
-                     read_only=standing.read_only)
+                     volume.size, read_only=standing.read_only)

@@ -36,7 +36,7 @@ class Source:
         path = self._handles.path(move.source_name)
         self._node.device_mapper.flush(path)
         self._handles.rest_on(move.source_name, group.path(move.source_name),
-                              move.size, exists=True, read_only=True)
+                              move.size, read_only=True)
 
     def unexport_source(self, move: transfer.Transfer) -> None:
         """Take the export away."""

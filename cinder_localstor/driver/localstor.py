@@ -95,12 +95,13 @@ class LocalStorDriver(driver.VolumeDriver):
         self._node.volumes.check()
         if self._node.metadata is not self._node.volumes:
             self._node.metadata.check()
-        self._engine.check()
+        self._mover.check()
         self._mover.recover()
 
     def set_initialized(self) -> None:
         super().set_initialized()
         self._rpc_server = rpc.serve(self.host, self._mover)
+        self._mover.warm_up()
         self._watch = loopingcall.FixedIntervalLoopingCall(self._watch_moves)
         self._watch.start(self.configuration.localstor_monitor_interval)
 

@@ -149,6 +149,10 @@ class Executor:
                 self._run(move, step.side, [step.name])
             progress = self._arriving.progress(move.transfer,
                                                self._devices())
+        elif (progress.hydration is not engine.Hydration.DONE
+                and not self._arriving.is_connected(move.transfer)):
+            for step in table.RECONNECT:
+                self._run(move, step.side, [step.name])
         if (progress.hydration is engine.Hydration.OFF
                 and 'start_hydration' in move.done):
             return rows.record_done(ctxt, move, tuple(

@@ -78,8 +78,7 @@ class Mover:
         :raises LocalStorException: it can't be; it is as it was then
         """
         answer = self._peers.examine(
-            peer.host, volume.id, volume.size * units.Gi,
-            self._node.volumes.block_size())
+            peer.host, volume.id, self._node.volumes.block_size())
         move_id = rows.new_move_id()
         leaving = tuple(row['id'] for row in rows.attachments(ctxt, volume.id)
                         if row['connector'])
@@ -120,10 +119,10 @@ class Mover:
             (volume_utils.extract_host(self.host, 'host'),
              self._configuration.target_ip_address))
 
-    def examine(self, ctxt: context.RequestContext, size: int,
-                block_size: int) -> dict[str, str]:
+    def examine(self, ctxt: context.RequestContext, block_size: int
+                ) -> dict[str, str]:
         """Whether a volume could move here, see Destination.examine."""
-        return self._arriving.examine(size, block_size, self.host)
+        return self._arriving.examine(block_size, self.host)
 
     def run(self, ctxt: context.RequestContext, move: dict[str, Any],
             steps: list[str]) -> None:
@@ -136,6 +135,18 @@ class Mover:
 
     # What this node does by itself
 
+    def check(self) -> None:
+        """:raises NoDataPath: volumes can't move to this node"""
+        self._arriving.check()
+
+    def warm_up(self) -> None:
+        """Start in the background what the first move would wait for.
+
+        That is the privileged daemons of Cinder's targets and of os-brick.
+        """
+        self._workers.submit(self._node.target.exported)
+        self._workers.submit(self._node.initiator.name)
+
     def watch(self) -> None:
         """Take all moves that this node drives as far as they go.
 
@@ -143,15 +154,24 @@ class Mover:
         own, so that one which fails or hangs does not hold up the others.
         """
         ctxt = context.get_admin_context()
-        moves = [move for move in rows.for_host(ctxt, self.host)
-                 if self._executor.owns(move)]
+        moves = rows.for_host(ctxt, self.host)
+        serving = [move for move in moves
+                   if move.transfer.source_host == self.host
+                   and table.TABLE[table.State(move.state)].serves]
+        if serving:
+            # A target daemon that was restarted has forgotten them.
+            exported = self._node.target.exported()
+            for move in serving:
+                if move.move_id not in exported:
+                    self._workers.submit(self._export_again, move)
+        moves = [move for move in moves if self._executor.owns(move)
+                 and move.move_id not in self._busy]
         if not moves:
             return
         devices = self._node.device_mapper.devices()
         for move in moves:
-            if move.move_id not in self._busy:
-                self._busy.add(move.move_id)
-                self._workers.submit(self._look_after, move.move_id, devices)
+            self._busy.add(move.move_id)
+            self._workers.submit(self._look_after, move.move_id, devices)
 
     def _look_after(self, move_id: str,
                     devices: executor.Devices | None) -> None:

@@ -99,9 +99,14 @@ def _destination(*names: str) -> tuple[Step, ...]:
 SERVE = (*_source('export_source'),
          *_destination('connect_source', 'build_engine', 'build_handle'))
 
-# Everything that the destination has of a move but its copy
-DISMANTLE = _destination('remove_handle', 'remove_engine',
-                         'disconnect_source', 'remove_map')
+# What a source that was away needs before it can be read again.
+RECONNECT = (*_source('export_source'), *_destination('connect_source'))
+
+# Everything that the destination has of a move but its copy.  The session
+# ends first, because an engine can't be removed while it waits for a source
+# that is away.
+DISMANTLE = _destination('remove_handle', 'disconnect_source',
+                         'remove_engine', 'remove_map')
 
 TABLE: dict[State, Rules] = {
     State.PREPARING: Rules(

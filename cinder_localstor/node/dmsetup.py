@@ -8,6 +8,7 @@ wrote (hazards H5 to H7).
 """
 
 import dataclasses
+import os
 import re
 
 from oslo_log import log as logging
@@ -25,7 +26,8 @@ UUID_PREFIX = 'LOCALSTOR-'
 UDEV_RULES_PATH = '/run/udev/rules.d/56-localstor.rules'
 # After 55-dm.rules, which names the node, before 60-persistent-storage*.rules
 # and 69-lvm.rules, which would look into it.  The disks of moves' sources are
-# known by the IQN in their path.
+# known by the IQN in their path; they keep their links by serial number, which
+# os-brick waits for.
 UDEV_RULES = '''\
 # Written by cinder-volume's cinder_localstor driver.
 ACTION=="remove", GOTO="localstor_end"
@@ -38,7 +40,7 @@ LABEL="localstor_hide"
 ENV{DM_UDEV_DISABLE_SUBSYSTEM_RULES_FLAG}="1"
 ENV{DM_UDEV_DISABLE_DISK_RULES_FLAG}="1"
 ENV{DM_UDEV_DISABLE_OTHER_RULES_FLAG}="1"
-ENV{UDEV_DISABLE_PERSISTENT_STORAGE_RULES_FLAG}="1"
+ENV{UDEV_DISABLE_PERSISTENT_STORAGE_BLKID_FLAG}="1"
 ENV{UDISKS_IGNORE}="1"
 ENV{SYSTEMD_READY}="0"
 OPTIONS:="nowatch"
@@ -49,6 +51,8 @@ SEGMENT_LINE = re.compile(r'(?P<name>\S+): (?P<start>\d+) (?P<length>\d+) '
                           r'(?P<target>\S+) ?(?P<arguments>.*)')
 # What a segment of type linear or clone lies on
 DEVICE = re.compile(r'\b\d+:\d+\b')
+# Modules that a target needs and does not load by itself
+MODULES_BESIDES = {'multipath': ('dm-round-robin',)}
 NO_DEVICES = 'No devices found'
 COLUMNS = 'name,uuid,major,minor,open,suspended,readonly'
 
@@ -111,11 +115,12 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
         self._command = command
 
     def check_target(self, target: str) -> None:
-        try:
-            self._command.run('modprobe', '--quiet', 'dm-' + target)
-        except exception.CommandFailed:
-            # It may be built in.
-            LOG.debug('No module dm-%s to load', target)
+        for module in ('dm-' + target, *MODULES_BESIDES.get(target, ())):
+            try:
+                self._command.run('modprobe', '--quiet', module)
+            except exception.CommandFailed:
+                # It may be built in.
+                LOG.debug('No module %s to load', module)
         versions = self._command.run('dmsetup', 'targets')
         if target not in (line.split()[0] for line in versions.splitlines()
                           if line.strip()):
@@ -143,6 +148,9 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
     def path(self, name: str) -> str:
         return '/dev/mapper/' + name
 
+    def exists(self, name: str) -> bool:
+        return os.path.exists(self.path(name))
+
     def create(self, name: str, table: list[interface.Segment],
                read_only: bool = False) -> None:
         try:
@@ -158,14 +166,15 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
                 raise
 
     def reload(self, name: str, table: list[interface.Segment],
-               read_only: bool = False) -> None:
+               read_only: bool = False, keep_queued: bool = False) -> None:
         self._command.run('dmsetup', 'load', name,
                           *_table_arguments(table, read_only))
         try:
             # One ioctl: the kernel suspends, swaps and resumes.  So no death
             # of ours can leave the node suspended, and when the suspend is
             # interrupted the old table stays (do_resume in dm-ioctl.c).
-            self._command.run('dmsetup', 'resume', '--nolockfs', name)
+            self._command.run('dmsetup', 'resume', '--nolockfs',
+                              *(['--noflush'] if keep_queued else []), name)
         except exception.CommandFailed:
             self._command.run('dmsetup', 'clear', name)
             raise

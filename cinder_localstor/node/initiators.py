@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connects source copies through os-brick's iSCSI connector."""
 
+import dataclasses
+import functools
 import glob
 import os
 import socket
@@ -12,11 +14,13 @@ from oslo_concurrency import processutils
 from oslo_log import log as logging
 
 from cinder_localstor import exception
+from cinder_localstor.node import commands
 from cinder_localstor.node import interface
 from cinder_localstor.node import secrets
 
 LOG = logging.getLogger(__name__)
 
+LOGGED_IN = 'LOGGED_IN'
 SESSIONS = '/sys/class/iscsi_session'
 # Seconds to wait for the portal before open-iscsi is asked: its own patience
 # with a dead one is minutes.
@@ -36,40 +40,61 @@ def parse_serial(page: bytes) -> str:
     return page[4:4 + length].decode('ascii', 'replace').strip('\0 ')
 
 
-def sessions(root: str = SESSIONS) -> dict[str, str]:
-    """Name of the disk of each iSCSI session's target, '' without one."""
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """A session as sysfs shows it; `disk` is '' if it has none."""
+
+    disk: str
+    state: str
+
+
+def sessions(root: str = SESSIONS) -> dict[str, Session]:
+    """All iSCSI sessions by the target's IQN."""
     found = {}
     for session in glob.glob(os.path.join(root, 'session*')):
         try:
             with open(os.path.join(session, 'targetname')) as file:
                 iqn = file.read().strip()
+            with open(os.path.join(session, 'state')) as file:
+                state = file.read().strip()
         except OSError:
             continue  # gone in the meantime
         disks = glob.glob(os.path.join(session, 'device', 'target*',
                                        '*:*:*:*', 'block', '*'))
-        found[iqn] = '/dev/' + os.path.basename(disks[0]) if disks else ''
+        found[iqn] = Session(
+            '/dev/' + os.path.basename(disks[0]) if disks else '', state)
     return found
 
 
 class BrickInitiator(interface.Initiator):
     """The open-iscsi initiator of this node."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: commands.Commands) -> None:
         self.host = socket.gethostname()
-        self._connector = volume_utils.brick_get_connector(
-            'ISCSI', device_scan_attempts=5)
+        self._command = command
 
+    @functools.cached_property
+    def _connector(self) -> Any:
+        # Made when it is needed: it looks for tools and host adapters.
+        return volume_utils.brick_get_connector('ISCSI',
+                                                device_scan_attempts=5)
+
+    @functools.cache
     def name(self) -> str:
         return self._connector.get_initiator()
 
     def connected(self) -> dict[str, str]:
-        return sessions()
+        return {iqn: session.disk for iqn, session in sessions().items()
+                if session.disk and session.state == LOGGED_IN}
 
     def connect(self, export: interface.Export) -> str:
         secrets.hide(export.password)
         device = self.connected().get(export.iqn)
         if not device:
             self._knock(export)
+            # open-iscsi does not get over every loss of a target by itself
+            # and fails what waits for it in the end.
+            self._log_out(export)
             try:
                 self._connector.connect_volume(_properties(export))
             except (brick_exception.BrickException,
@@ -119,6 +144,16 @@ class BrickInitiator(interface.Initiator):
             self._connector.disconnect_volume(
                 _properties(export), {'type': 'block'}, force=True,
                 ignore_errors=False)
+        else:
+            self._log_out(export)
+
+    def _log_out(self, export: interface.Export) -> None:
+        """End a session that does not work; os-brick would flush its disk."""
+        if export.iqn in sessions():
+            target = ('iscsiadm', '--mode', 'node', '--targetname',
+                      export.iqn, '--portal', export.portal)
+            self._command.run(*target, '--logout')
+            self._command.run(*target, '--op', 'delete')
 
 
 def _properties(export: interface.Export) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class VolumeGroup(abc.ABC):
 
     @abc.abstractmethod
     def block_size(self) -> int:
-        """Bytes of a logical block of the disks."""
+        """Bytes of a logical block of the disks, as :meth:`check` saw."""
 
     @abc.abstractmethod
     def path(self, name: str) -> str:
@@ -171,16 +171,23 @@ class DeviceMapper(abc.ABC):
         """The device of a node."""
 
     @abc.abstractmethod
+    def exists(self, name: str) -> bool:
+        """Whether there is a node of this name; no command."""
+
+    @abc.abstractmethod
     def create(self, name: str, table: list[Segment],
                read_only: bool = False) -> None:
         """Make a node unless there is one of this name."""
 
     @abc.abstractmethod
     def reload(self, name: str, table: list[Segment],
-               read_only: bool = False) -> None:
+               read_only: bool = False, keep_queued: bool = False) -> None:
         """Swap the table of a living node.
 
         The old table stays live if anything fails.
+
+        :param keep_queued: requests that wait in the old table go to the new
+            one; without it the swap waits for them
         """
 
     @abc.abstractmethod
@@ -244,7 +251,10 @@ class Initiator(abc.ABC):
 
     @abc.abstractmethod
     def connected(self) -> dict[str, str]:
-        """The IQN of each session with its device, '' if it has none."""
+        """The IQN of each session that works, with its device.
+
+        No command.
+        """
 
     @abc.abstractmethod
     def disconnect(self, export: Export) -> None:

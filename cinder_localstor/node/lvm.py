@@ -78,6 +78,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
         self._command = command
         self._pool = name + '-pool'
         self._lock = 'localstor-lvm-' + name
+        self._block_size = 0
 
     @property
     def thin(self) -> bool:
@@ -99,6 +100,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
             self._command.run('lvcreate', '--yes', '--thinpool', self._pool,
                               '--extents', POOL_SHARE, self.name)
         self._command.run('vgchange', '--activate', 'y', self.name)
+        self._block_size = self._read_block_size()
 
     def _group(self) -> dict[str, str]:
         text = self._command.run(
@@ -138,6 +140,9 @@ class LVMVolumeGroup(interface.VolumeGroup):
                                   volumes=len(report), thin=self.thin)
 
     def block_size(self) -> int:
+        return self._block_size
+
+    def _read_block_size(self) -> int:
         text = self._command.run(
             'vgs', '--reportformat', 'json', '--noheadings', '--options',
             'pv_name', self.name)
@@ -182,7 +187,11 @@ class LVMVolumeGroup(interface.VolumeGroup):
         return True
 
     def extend(self, name: str, size: int) -> None:
-        if self.logical_volumes()[name].size >= size:
+        volume = self.logical_volumes().get(name)
+        if volume is None:
+            raise exception.LogicalVolumeMissing(
+                group=self.name, name=name, host=self._command.host)
+        if volume.size >= size:
             return
         with lockutils.lock(self._lock):
             try:

@@ -34,9 +34,9 @@ CONTEXT = priv_context.PrivContext(
 # linux/fs.h: _IO(0x12, 97), drop the cached pages of a block device
 BLKFLSBUF = 0x1261
 
-PROGRAMS = frozenset(('dmsetup', 'lvchange', 'lvcreate', 'lvextend',
-                      'lvremove', 'lvs', 'modprobe', 'udevadm', 'vgchange',
-                      'vgs'))
+PROGRAMS = frozenset(('dmsetup', 'iscsiadm', 'lvchange', 'lvcreate',
+                      'lvextend', 'lvremove', 'lvs', 'modprobe', 'udevadm',
+                      'vgchange', 'vgs'))
 
 # Bytes of a file or a device that are written at once
 CHUNK = 1 << 20

@@ -27,4 +27,4 @@ def node(configuration: Any) -> interface.Node:
         volumes=volumes, metadata=metadata,
         device_mapper=dmsetup.DmsetupDeviceMapper(command),
         target=targets.source_target(configuration),
-        initiator=initiators.BrickInitiator())
+        initiator=initiators.BrickInitiator(command))

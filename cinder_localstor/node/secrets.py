@@ -10,7 +10,6 @@ import logging
 import threading
 
 _secrets: set[str] = set()
-_installed: set[int] = set()
 _lock = threading.Lock()
 
 MASK = '***'
@@ -24,6 +23,14 @@ class MaskingFilter(logging.Filter):
         masked = mask(message)
         if masked != message:
             record.msg, record.args = masked, ()
+        if record.exc_info:
+            # An error of a tool holds its whole command.
+            found = logging.Formatter().formatException(record.exc_info)
+            masked = mask(found)
+            if masked != found:
+                record.msg = '%s\n%s' % (record.getMessage(), masked)
+                record.args = ()
+                record.exc_info = record.exc_text = None
         return True
 
 
@@ -36,14 +43,16 @@ def mask(text: str) -> str:
 
 def hide(secret: str) -> None:
     """Never let this secret be logged by this process."""
+    if not secret:
+        return
     with _lock:
         _secrets.add(secret)
         # On the handlers, not on a logger: a logger's filter is not asked
         # for the records of its children.
         for handler in logging.getLogger().handlers:
-            if id(handler) not in _installed:
+            if not any(isinstance(known, MaskingFilter)
+                       for known in handler.filters):
                 handler.addFilter(MaskingFilter())
-                _installed.add(id(handler))
 
 
 def forget(secret: str) -> None:

@@ -180,6 +180,7 @@ class Mapped:
     read_only: bool
     open_count: int = 0
     hydrating: bool = False
+    suspended: bool = False
 
 
 class SimulatedDeviceMapper(interface.DeviceMapper):
@@ -196,7 +197,8 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
     @_fallible
     def devices(self) -> dict[str, interface.Device]:
         return {name: interface.Device(
-            name=name, open_count=node.open_count, suspended=False,
+            name=name, open_count=node.open_count,
+            suspended=node.suspended,
             read_only=node.read_only, status=(self._status(node),),
             under=tuple(self._mapped_name(device)
                         for device in self._devices_of(node)))
@@ -232,6 +234,9 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
     def path(self, name: str) -> str:
         return '/dev/mapper/' + name
 
+    def exists(self, name: str) -> bool:
+        return name in self.nodes
+
     @_fallible
     def create(self, name: str, table: list[interface.Segment],
                read_only: bool = False) -> None:
@@ -247,7 +252,7 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
 
     @_fallible
     def reload(self, name: str, table: list[interface.Segment],
-               read_only: bool = False) -> None:
+               read_only: bool = False, keep_queued: bool = False) -> None:
         node = self.nodes[name]
         assert node.table[0].target != 'clone', 'hazard H26'
         self._open(table)
@@ -255,8 +260,9 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
 
     @_fallible
     def message(self, name: str, text: str) -> None:
-        assert text == 'enable_hydration', text
-        self.nodes[name].hydrating = True
+        assert text in ('enable_hydration', 'fail_if_no_path'), text
+        if text == 'enable_hydration':
+            self.nodes[name].hydrating = True
 
     @_fallible
     def remove(self, name: str) -> None:
@@ -287,8 +293,11 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         for node in self.nodes.values():
             segment = node.table[0]
             if segment.target == 'clone' and node.hydrating:
-                for number in range(self._regions(segment)[0]):
-                    self._copy(node, number)
+                try:
+                    for number in range(self._regions(segment)[0]):
+                        self._copy(node, number)
+                except exception.SourceUnreachable:
+                    pass  # the copy waits
 
     def _copy(self, node: Mapped, number: int) -> None:
         _map, copy, source = self._devices_of(node)[:3]
@@ -351,16 +360,18 @@ class SimulatedInitiator(interface.Initiator):
 
     def __init__(self, network: dict[str, 'SimulatedNode'], faults: Faults
                  ) -> None:
-        self._network = network
+        self.network = network
         self.faults = faults
         self.sessions: dict[str, interface.Export] = {}
+        # Sessions that the loss of the source has broken for good
+        self.broken: set[str] = set()
 
     def name(self) -> str:
         return 'iqn.1993-08.org.debian:' + self.faults.host
 
     @_fallible
     def connect(self, export: interface.Export) -> str:
-        source = self._network.get(export.portal)
+        source = self.network.get(export.portal)
         if source is None or not any(
                 export == found for found, _device
                 in source.target.exports.values()):
@@ -368,21 +379,24 @@ class SimulatedInitiator(interface.Initiator):
                 host=self.faults.host, iqn=export.iqn, portal=export.portal,
                 reason='no such export')
         self.sessions[export.iqn] = export
+        self.broken.discard(export.iqn)
         return '/dev/iscsi/' + export.serial
 
     def connected(self) -> dict[str, str]:
         return {iqn: '/dev/iscsi/' + export.serial
-                for iqn, export in self.sessions.items()}
+                for iqn, export in self.sessions.items()
+                if iqn not in self.broken}
 
     @_fallible
     def disconnect(self, export: interface.Export) -> None:
         self.sessions.pop(export.iqn, None)
+        self.broken.discard(export.iqn)
 
     def find(self, move_id: str) -> tuple['SimulatedNode', str]:
         """The node and the device behind a connected disk."""
         for export in self.sessions.values():
-            if export.serial == move_id:
-                source = self._network[export.portal]
+            if export.serial == move_id and export.iqn not in self.broken:
+                source = self.network[export.portal]
                 return source, source.target.exports[move_id][1]
         raise exception.SourceUnreachable(
             host=self.faults.host, iqn=move_id, portal='', reason='cut off')
@@ -408,6 +422,10 @@ class SimulatedNode:
     def cut_power(self) -> None:
         """Lose all that is not on a disk."""
         self.device_mapper.nodes.clear()
+        for export, _device in self.target.exports.values():
+            for node in self.initiator.network.values():
+                if export.iqn in node.initiator.sessions:
+                    node.initiator.broken.add(export.iqn)
         self.target.exports.clear()
         self.initiator.sessions.clear()
 

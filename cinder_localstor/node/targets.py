@@ -5,6 +5,7 @@ An export belongs to one move: it has an IQN and a CHAP secret of its own,
 admits the one initiator of the destination and refuses writes.
 """
 
+import functools
 import os
 import re
 from typing import Any
@@ -14,6 +15,7 @@ from cinder.privsep.targets import tgt as tgt_commands
 from cinder.volume.targets import lio
 from cinder.volume.targets import tgt
 from cinder.volume import volume_utils
+from oslo_utils import fileutils
 from oslo_utils import importutils
 
 from cinder_localstor import exception
@@ -25,14 +27,17 @@ from cinder_localstor.node import secrets
 # the node's udev rules know the destination's disks by it.
 PREFIX = 'localstor-'
 
+# Where the kernel shows LIO's iSCSI targets
+CONFIGFS = '/sys/kernel/config/target/iscsi'
+
 EXPORT_NAME = re.compile(re.escape(PREFIX) + r'(?P<move_id>[0-9a-f-]{36})')
 
 
 def parse_targets(text: str) -> set[str]:
     """Ids of the moves that are named in a list of targets.
 
-    :param text: what ``tgt-admin --show`` or ``cinder-rtstool get-targets``
-        prints; lines of other targets and of any other kind are passed over
+    :param text: what ``tgtadm --op show`` prints, or names of targets; other
+        targets and anything else are passed over
     """
     return {match['move_id'] for match in EXPORT_NAME.finditer(text)}
 
@@ -93,12 +98,18 @@ class TgtSourceTarget(_CinderTarget):
             driver = _TgtOfMove(self._configuration, export)
             driver.create_iscsi_target(export.iqn, 0, self.lun, device,
                                        (export.username, export.password))
+        # A tgtd that starts before the handle is there would offer a target
+        # without a disk, and the destination's reads would fail instead of
+        # waiting.  So tgtd must not know the target by itself.
+        fileutils.delete_if_exists(os.path.join(
+            self._configuration.volumes_dir, PREFIX + move_id))
 
     def unexport(self, move_id: str) -> None:
-        driver = tgt.TgtAdm(configuration=self._configuration)
-        path = os.path.join(self._configuration.volumes_dir, PREFIX + move_id)
-        if move_id in self.exported() or os.path.exists(path):
-            driver.remove_iscsi_target(0, self.lun, move_id, PREFIX + move_id)
+        fileutils.delete_if_exists(os.path.join(
+            self._configuration.volumes_dir, PREFIX + move_id))
+        if move_id in self.exported():
+            iqn = self._configuration.target_prefix + PREFIX + move_id
+            tgt_commands.tgtadmin_delete(iqn, force=True)
 
     def exported(self) -> set[str]:
         return parse_targets(tgt_commands.tgtadm_show()[0])
@@ -111,9 +122,10 @@ class LioSourceTarget(_CinderTarget):
     # It makes up a serial number of its own.
     tells_serial = False
 
-    def __init__(self, configuration: Any) -> None:
-        super().__init__(configuration)
-        self._driver = lio.LioAdm(configuration=configuration)
+    @functools.cached_property
+    def _driver(self) -> lio.LioAdm:
+        # Made when it is needed: it runs a program to check itself.
+        return lio.LioAdm(configuration=self._configuration)
 
     def export(self, move_id: str, device: str, export: interface.Export
                ) -> None:
@@ -139,7 +151,10 @@ class LioSourceTarget(_CinderTarget):
                                              PREFIX + move_id)
 
     def exported(self) -> set[str]:
-        return parse_targets(self._driver._get_targets())
+        try:
+            return parse_targets(' '.join(os.listdir(CONFIGFS)))
+        except FileNotFoundError:
+            return set()  # the module is not loaded: nothing was exported
 
 
 SOURCE_TARGETS = {'tgtadm': TgtSourceTarget, 'lioadm': LioSourceTarget}

@@ -38,6 +38,12 @@ def own_identity(extra: tuple[str, ...] = ()) -> list[str]:
                                                    'localhost')))
 
 
+def down(ctxt: context.RequestContext) -> set[str]:
+    """Hosts of the volume services that are down."""
+    return {service.host for service in objects.ServiceList.get_all(
+        ctxt.elevated(), {'binary': 'cinder-volume'}) if not service.is_up}
+
+
 class Directory:
     """Finds the peers of a backend."""
 

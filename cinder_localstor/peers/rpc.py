@@ -35,14 +35,15 @@ def _target(host: str) -> messaging.Target:
                             server=host.partition('@')[0], version=VERSION)
 
 
-class Endpoint(Protocol):
-    """What a peer answers; the names are those of the RPC methods."""
+class Answers(Protocol):
+    """What a peer is asked; see :class:`cinder_localstor.moves.mover.Mover`.
+    """
 
     def identify(self, ctxt: context.RequestContext) -> list[str]:
         """Names and addresses of the node."""
 
-    def examine(self, ctxt: context.RequestContext, size: int,
-                block_size: int) -> dict[str, str]:
+    def examine(self, ctxt: context.RequestContext, block_size: int
+                ) -> dict[str, str]:
         """Whether a volume could move there."""
 
     def run(self, ctxt: context.RequestContext, move: dict[str, Any],
@@ -53,10 +54,36 @@ class Endpoint(Protocol):
         """Look after a move now."""
 
 
-def serve(host: str, endpoint: Any) -> messaging.rpc.RPCServer:
+class Endpoint:
+    """Lets peers call these methods and no others.
+
+    Every public method of an endpoint can be called from outside, so the one
+    that answers is not an endpoint itself.
+    """
+
+    target = messaging.Target(version=VERSION)
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+
+    def identify(self, ctxt: context.RequestContext) -> list[str]:
+        return self._answers.identify(ctxt)
+
+    def examine(self, ctxt: context.RequestContext, block_size: int
+                ) -> dict[str, str]:
+        return self._answers.examine(ctxt, block_size)
+
+    def run(self, ctxt: context.RequestContext, move: dict[str, Any],
+            steps: list[str]) -> None:
+        self._answers.run(ctxt, move, steps)
+
+    def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
+        self._answers.drive(ctxt, move_id)
+
+
+def serve(host: str, answers: Answers) -> messaging.rpc.RPCServer:
     """Answer the peers from now on."""
-    endpoint.target = messaging.Target(version=VERSION)
-    server = rpc.get_server(_target(host), [endpoint])
+    server = rpc.get_server(_target(host), [Endpoint(answers)])
     server.start()
     return server
 
@@ -104,11 +131,11 @@ class PeerAPI:
         """Names and addresses of a peer's node."""
         return self._call(peer, '-', 'identify', patient=False)
 
-    def examine(self, peer: str, volume_id: str, size: int, block_size: int
+    def examine(self, peer: str, volume_id: str, block_size: int
                 ) -> dict[str, str]:
-        """Whether a volume of `size` bytes could move to a peer."""
+        """Whether a volume could move to a peer."""
         return self._call(peer, volume_id, 'examine', patient=False,
-                          size=size, block_size=block_size)
+                          block_size=block_size)
 
     def run(self, peer: str, move: transfer.Transfer, steps: list[str],
             patient: bool = True) -> None:

@@ -16,9 +16,11 @@ from oslo_utils import timeutils
 from oslo_utils import units
 
 from cinder_localstor.datapath import clone
+from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import handles
 from cinder_localstor import exception
 from cinder_localstor.moves import mover
+from cinder_localstor.moves import report
 from cinder_localstor.node import simulated
 from cinder_localstor import opts
 from cinder_localstor import rows
@@ -83,8 +85,8 @@ class Peers:
     def identify(self, peer):
         return self._call(peer, 'identify')
 
-    def examine(self, peer, volume_id, size, block_size):
-        return self._call(peer, 'examine', size, block_size)
+    def examine(self, peer, volume_id, block_size):
+        return self._call(peer, 'examine', block_size)
 
     def run(self, peer, move, steps, patient=True):
         return self._call(peer, 'run', move.as_dict(), steps)
@@ -209,6 +211,19 @@ class Cloud:
             (move.state, move.done, move.problem)
             for host in self.nodes
             for move in rows.for_host(self.ctxt, host)])
+
+    def report(self, *hosts):
+        """What the operator is told of backends, on one machine."""
+        return report.report([
+            (report.look(self.ctxt, host, self.nodes[host]),
+             self.nodes[host], destination.Destination(
+                 self.nodes[host], clone.CloneEngine(self.nodes[host])))
+            for host in hosts])
+
+    def set_status(self, volume, status):
+        volume = self.refresh(volume)
+        volume.status = status
+        volume.save()
 
     def leftovers(self, volumes):
         """All that is on the nodes beyond what these volumes need."""

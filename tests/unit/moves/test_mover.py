@@ -115,7 +115,7 @@ class RefusedTest(MoverTestCase):
         error = self.assertRaises(exception.PeerFailed, self.cloud.move,
                                   self.volume)
         self.assertEqual('NotEnoughSpace', error.kind)
-        self.assertIn('GiB', str(error))
+        self.assertIn('group', str(error))
         self.assertEqual(base.A, self.cloud.host_of(self.volume))
         self.assert_whole()
 

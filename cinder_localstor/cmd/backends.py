@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backends of this node, as cinder-volume reads its configuration."""
+
+import dataclasses
+import os
+from typing import Any
+
+# The first, because it registers Cinder's objects.
+from cinder_localstor import opts
+
+# Registers the options that belong to no backend.
+from cinder.common import config  # noqa: F401
+import cinder.privsep
+from cinder.volume import configuration as cinder_configuration
+from cinder.volume import driver
+from oslo_config import cfg
+from oslo_db import options as db_options
+
+from cinder_localstor.node import privileged
+
+CONF = cfg.CONF
+
+DRIVER = 'cinder_localstor.'
+# A person waits, so the database is not waited for without end.
+DATABASE_TRIES = 2
+
+# Cinder registers them in modules that only a service should load.
+SERVICE_OPTS = [
+    cfg.StrOpt('volume_driver',
+               default='cinder.volume.drivers.lvm.LVMVolumeDriver',
+               help='Driver to use for volume creation'),
+    cfg.StrOpt('backend_host', help='Backend override of host value.'),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Configured:
+    """A backend of ours; `host` is its ``host@backend``."""
+
+    host: str
+    configuration: Any
+
+
+def load(config_files: list[str]) -> None:
+    """Read cinder's configuration.
+
+    :raises cfg.Error: it can't be read
+    """
+    arguments = []
+    for path in config_files:
+        arguments += ['--config-file', path]
+    CONF(arguments, project='cinder')
+    db_options.set_defaults(CONF)
+    CONF.set_override('max_retries', DATABASE_TRIES, group='database')
+    if os.geteuid() == 0:
+        # Whoever is root needs no daemon to become it.
+        privileged.CONTEXT.set_client_mode(False)
+        cinder.privsep.sys_admin_pctxt.set_client_mode(False)
+
+
+def configured() -> list[Configured]:
+    """The enabled backends that are ours."""
+    found = []
+    for name in filter(None, CONF.enabled_backends or ()):
+        configuration = cinder_configuration.Configuration(
+            SERVICE_OPTS + driver.volume_opts + opts.driver_options(),
+            config_group=name)
+        if configuration.volume_driver.startswith(DRIVER):
+            # As cinder-volume does; see _launch_service in its cmd/volume.py.
+            host = CONF[name].backend_host or CONF.host
+            found.append(Configured('%s@%s' % (host, name), configuration))
+    return found

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user and Nova do with volumes, through Cinder's API.
+
+There is no Nova: an instance is an id, and attaching takes the calls that
+Nova makes, with the connector that os-brick would give on the node.
+"""
+
+import dataclasses
+import time
+from typing import Any
+import uuid
+
+from keystoneauth1 import exceptions
+import tenacity
+
+from lab import cloud as clouds
+from lab import node as nodes
+
+# Seconds
+PATIENCE = 180
+
+
+class VolumeError(Exception):
+    """A volume came into a state that nobody asked for."""
+
+
+@dataclasses.dataclass
+class Attachment:
+    """An attachment, and the device it gives on a node."""
+
+    id: str
+    volume_id: str
+    instance_id: str | None
+    node: nodes.Node | None
+    connection: dict[str, Any]
+
+    @property
+    def device(self) -> str:
+        """The path of the volume on the node."""
+        return self.connection['device_path']
+
+
+class User:
+    """Somebody with a project, volumes and instances."""
+
+    def __init__(self, cloud: clouds.Cloud) -> None:
+        self.cloud = cloud
+        self._api = cloud.volume_api
+
+    def create_volume(self, size: int = 1, volume_type: str = 'local',
+                      node: str | None = None) -> str:
+        """Create a volume and wait for it; its id.
+
+        :param size: GiB
+        :param node: where; the scheduler chooses if it is None, by way of
+            switching the other nodes' backends off for a moment
+        """
+        for _attempt in range(10):
+            created = self._api.post('/volumes', json={'volume': {
+                'size': size, 'volume_type': volume_type,
+                'name': 'of-a-user'}}).json()['volume']['id']
+            self.wait_for_status(created, 'available')
+            if node is None or self.host(created) == node:
+                return created
+            self.delete_volume(created)
+        raise VolumeError('no volume came to be on %s' % node)
+
+    def show(self, volume_id: str) -> dict[str, Any]:
+        """The volume as the API shows it to an administrator."""
+        return self._api.get('/volumes/' + volume_id).json()['volume']
+
+    def host(self, volume_id: str) -> str:
+        """Name of the node that a volume lives on."""
+        host = self.show(volume_id)['os-vol-host-attr:host']
+        return host.partition('@')[0]
+
+    def volumes(self) -> list[dict[str, Any]]:
+        """All volumes of all projects that the API lists, in detail."""
+        return self._api.get('/volumes/detail?all_tenants=1').json()[
+            'volumes']
+
+    def wait_for_status(self, volume_id: str, status: str,
+                        timeout: float = PATIENCE) -> None:
+        """:raises VolumeError: it failed, or took more than `timeout` s"""
+        end = time.monotonic() + timeout
+        while True:
+            found = self.show(volume_id)['status']
+            if found == status:
+                return
+            if 'error' in found or time.monotonic() > end:
+                raise VolumeError('volume %s is %s, not %s' % (
+                    volume_id, found, status))
+            time.sleep(0.1)
+
+    def delete_volume(self, volume_id: str, timeout: float = PATIENCE
+                      ) -> None:
+        """Delete a volume and wait until it is gone."""
+        self._api.delete('/volumes/' + volume_id)
+
+        @tenacity.retry(wait=tenacity.wait_fixed(0.2),
+                        stop=tenacity.stop_after_delay(timeout),
+                        retry=tenacity.retry_if_result(bool), reraise=True)
+        def is_there() -> bool:
+            try:
+                found = self.show(volume_id)['status']
+            except exceptions.NotFound:
+                return False
+            if 'error' in found:
+                raise VolumeError('volume %s is %s' % (volume_id, found))
+            return True
+        is_there()
+
+    def connector(self, node: nodes.Node) -> dict[str, Any]:
+        """What os-brick says of a node."""
+        name = node.run(['cat', '/etc/iscsi/initiatorname.iscsi']).stdout
+        return {'host': node.name, 'ip': node.address,
+                'initiator': name.split('InitiatorName=')[1].split()[0],
+                'multipath': False, 'os_type': 'linux', 'platform': 'x86_64'}
+
+    def attach(self, volume_id: str, node: nodes.Node,
+               instance_id: str | None = None) -> Attachment:
+        """Attach as Nova does: reserve, connect, complete."""
+        instance_id = instance_id or str(uuid.uuid4())
+        reserved = self._api.post('/attachments', json={'attachment': {
+            'volume_uuid': volume_id, 'instance_uuid': instance_id,
+        }}).json()['attachment']['id']
+        return self.connect(Attachment(reserved, volume_id, instance_id,
+                                       None, {}), node)
+
+    def connect(self, attachment: Attachment, node: nodes.Node
+                ) -> Attachment:
+        """The second half of :meth:`attach`."""
+        connector = {**self.connector(node), 'mountpoint': '/dev/vdb'}
+        try:
+            answer = self._api.put('/attachments/' + attachment.id, json={
+                'attachment': {'connector': connector}}).json()
+        except exceptions.HttpError:
+            self.detach(attachment)
+            raise
+        self._api.post('/attachments/%s/action' % attachment.id,
+                       json={'os-complete': {}})
+        return dataclasses.replace(
+            attachment, node=node,
+            connection=answer['attachment']['connection_info'])
+
+    def attach_second(self, attachment: Attachment, node: nodes.Node
+                      ) -> Attachment:
+        """What Nova does on the destination of a live migration."""
+        answer = self._api.post('/attachments', json={'attachment': {
+            'volume_uuid': attachment.volume_id,
+            'instance_uuid': attachment.instance_id,
+            'connector': self.connector(node)}}).json()['attachment']
+        return Attachment(answer['id'], attachment.volume_id,
+                          attachment.instance_id, node,
+                          answer['connection_info'])
+
+    def attach_remotely(self, volume_id: str, node: nodes.Node
+                        ) -> Attachment:
+        """A connection for somebody who only wants to read: no instance."""
+        answer = self._api.post('/attachments', json={'attachment': {
+            'volume_uuid': volume_id,
+            'connector': self.connector(node)}}).json()['attachment']
+        return Attachment(answer['id'], volume_id, None, node,
+                          answer['connection_info'])
+
+    def detach(self, attachment: Attachment) -> None:
+        """Remove an attachment."""
+        self._api.delete('/attachments/' + attachment.id)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the lab tests stand on: one virtual cloud for all of them.
+
+The lab is brought up by the first test and left running; its name is in
+LOCALSTOR_LAB.  After each test nothing may be left of it on any node.
+"""
+
+import functools
+import os
+import time
+
+import testtools
+
+from cinder_localstor.node import targets
+from lab import cloud as clouds
+from lab import user as users
+
+# Seconds
+PATIENCE = 180
+MIB = 1 << 20
+
+
+@functools.cache
+def cloud():
+    """The lab of all tests, up."""
+    found = clouds.Cloud(os.environ.get('LOCALSTOR_LAB', 'test'))
+    found.up(nodes=2)
+    return found
+
+
+class LabTestCase(testtools.TestCase):
+    """A test with a cloud of two nodes and a user."""
+
+    def setUp(self):
+        super().setUp()
+        self.cloud = cloud()
+        self.user = users.User(self.cloud)
+        self.nodes = self.cloud.nodes
+        self.volumes = []
+        self.attachments = []
+        before = self.everything()
+        self.addCleanup(self.assert_nothing_left, before)
+        self.addCleanup(self.clean_up)
+
+    # What is there
+
+    def everything(self):
+        """Names of all that a move or a volume can leave, node by node."""
+        found = {}
+        for node in self.nodes:
+            found[node.name] = sorted(
+                self.lines(node, 'lvs', '--noheadings', '-o', 'lv_full_name')
+                + self.lines(node, 'dmsetup', 'ls', '--noheadings')
+                + self.sessions(node) + self.exports(node))
+        found['rows'] = sorted(row['id'] for row in self.user.volumes())
+        return found
+
+    def lines(self, node, *argv):
+        out = node.run(list(argv), check=False).stdout
+        return [line.split()[0] for line in out.splitlines()
+                if line.strip() and 'No devices' not in line]
+
+    def sessions(self, node):
+        out = node.run(['sh', '-c', 'cat /sys/class/iscsi_session/*/'
+                        'targetname 2>/dev/null'], check=False).stdout
+        return out.split()
+
+    def exports(self, node):
+        out = node.run(['sh', '-c', 'tgtadm --lld iscsi --op show --mode '
+                        'target | grep ^Target; ls ' + targets.CONFIGFS
+                        + ' 2>/dev/null | grep ^iqn'], check=False).stdout
+        return out.splitlines()
+
+    def assert_nothing_left(self, before):
+        end = time.monotonic() + PATIENCE
+        while self.everything() != before and time.monotonic() < end:
+            time.sleep(1)
+        self.assertEqual(before, self.everything())
+
+    def clean_up(self):
+        for attachment in self.attachments:
+            self.user.detach(attachment)
+        for volume in self.volumes:
+            self.user.delete_volume(volume)
+
+    # What a user does
+
+    def create(self, size=1, volume_type='local', node=None):
+        volume = self.user.create_volume(size, volume_type,
+                                         node.name if node else None)
+        self.volumes.append(volume)
+        return volume
+
+    def attach(self, volume, node, **kwargs):
+        attachment = self.user.attach(volume, node, **kwargs)
+        self.attachments.append(attachment)
+        return attachment
+
+    def detach(self, attachment):
+        self.attachments.remove(attachment)
+        self.user.detach(attachment)
+
+    def delete(self, volume):
+        self.volumes.remove(volume)
+        self.user.delete_volume(volume)
+
+    def write(self, attachment, offset=0, size=64):
+        """Write `size` MiB of random data at `offset` MiB, durably."""
+        attachment.node.run(
+            ['dd', 'if=/dev/urandom', 'of=' + attachment.device, 'bs=1M',
+             'count=%d' % size, 'seek=%d' % offset, 'oflag=direct',
+             'conv=fsync,notrunc'], timeout=PATIENCE)
+
+    def checksum(self, attachment, offset=0, size=64):
+        """Checksum of `size` MiB at `offset` MiB, read past the cache."""
+        return attachment.node.run(
+            ['sh', '-c', 'dd if=%s bs=1M count=%d skip=%d iflag=direct '
+             'status=none | sha256sum' % (attachment.device, size, offset)],
+            timeout=PATIENCE).stdout
+
+    # Moves
+
+    def copy_name(self, attachment):
+        return os.path.basename(attachment.device).removesuffix('-handle')
+
+    def status(self, attachment):
+        """The target and the status of the clone under a handle."""
+        out = attachment.node.run(['dmsetup', 'status', '--noflush'],
+                                  check=False).stdout
+        for line in out.splitlines():
+            if line.startswith(self.copy_name(attachment) + '-clone:'):
+                return line
+        return ''
+
+    def wait_until_hydration_runs(self, attachment):
+        """Wait until something has arrived, but not everything."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            line = self.status(attachment)
+            if line and 'no_hydration' not in line:
+                return
+            time.sleep(0.2)
+        self.fail('Hydration of %s does not begin' % attachment.device)
+
+    def wait_until_arrived(self, attachment, timeout=PATIENCE):
+        """Wait until a volume's move has ended in every respect."""
+        end = time.monotonic() + timeout
+        name = self.copy_name(attachment).removeprefix('volume-')
+        while time.monotonic() < end:
+            if not self.status(attachment) and not any(
+                    row['id'] == name for row in self.user.volumes()):
+                return
+            time.sleep(0.5)
+        self.fail('%s has not arrived: %s' % (attachment.device,
+                                              self.status(attachment)))
+
+    def other(self, node):
+        return next(found for found in self.nodes if found is not node
+                    and found.name != node.name)
+
+    def home(self, volume):
+        """The node that a volume lives on."""
+        return self.cloud.node(self.user.host(volume))

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import time
+
+from keystoneauth1 import exceptions
+
+from tests.lab import base
+
+
+class MoveTest(base.LabTestCase):
+    """A volume follows its instance, on thick LVs and tgt."""
+
+    volume_type = 'local'
+
+    def test_there_and_back_again(self):
+        volume = self.create(volume_type=self.volume_type)
+        first = self.attach(volume, self.home(volume))
+        self.write(first)
+        content = self.checksum(first)
+        self.detach(first)
+
+        second = self.attach(volume, self.other(first.node))
+        self.assertEqual(content, self.checksum(second))
+        self.write(second, offset=500, size=10)
+        added = self.checksum(second, offset=500, size=10)
+        self.wait_until_arrived(second)
+        self.assertEqual(content, self.checksum(second))
+        self.assertEqual(added, self.checksum(second, offset=500, size=10))
+        self.detach(second)
+
+        third = self.attach(volume, first.node)
+        self.assertEqual(content, self.checksum(third))
+        self.wait_until_arrived(third)
+        self.assertEqual(content, self.checksum(third))
+        self.assertEqual(added, self.checksum(third, offset=500, size=10))
+
+    def test_user_sees_one_volume_and_no_more(self):
+        volume = self.create(volume_type=self.volume_type)
+        second = self.attach(volume, self.other(self.home(volume)))
+        listed = self.cloud.openstack('volume', 'list', user='demo')
+        self.assertEqual([], listed)
+        self.assertEqual('in-use', self.user.show(volume)['status'])
+        self.assertIsNone(
+            self.user.show(volume)['migration_status'])
+        self.wait_until_arrived(second)
+
+
+class ThinLioMoveTest(MoveTest):
+    """The same on thin LVs and LIO."""
+
+    volume_type = 'thin'
+
+
+class TwoMovesTest(base.LabTestCase):
+
+    def test_two_volumes_move_at_the_same_time(self):
+        volumes = [self.create() for _number in range(2)]
+        contents, attachments = [], []
+        for volume in volumes:
+            attachment = self.attach(volume, self.home(volume))
+            self.write(attachment)
+            contents.append(self.checksum(attachment))
+            self.detach(attachment)
+        for volume in volumes:
+            attachments.append(
+                self.attach(volume, self.other(self.home(volume))))
+        for attachment, content in zip(attachments, contents):
+            self.assertEqual(content, self.checksum(attachment))
+            self.wait_until_arrived(attachment)
+            self.assertEqual(content, self.checksum(attachment))
+
+
+class InterruptedMoveTest(base.LabTestCase):
+    """A move survives whatever happens in the middle of it."""
+
+    def setUp(self):
+        super().setUp()
+        self.volume = self.create(size=2)
+        first = self.attach(self.volume, self.home(self.volume))
+        self.write(first, size=200)
+        self.content = self.checksum(first, size=200)
+        self.detach(first)
+        self.source = first.node
+        self.moved = self.attach(self.volume, self.other(first.node))
+        self.destination = self.moved.node
+        self.write(self.moved, offset=1000, size=10)
+        self.added = self.checksum(self.moved, offset=1000, size=10)
+        self.wait_until_hydration_runs(self.moved)
+
+    def assert_whole(self):
+        self.assertEqual(self.content, self.checksum(self.moved, size=200))
+        self.assertEqual(self.added,
+                         self.checksum(self.moved, offset=1000, size=10))
+
+    def test_restart_of_both_drivers(self):
+        for node in (self.destination, self.source):
+            node.service('cinder-volume').kill()
+        for node in (self.destination, self.source):
+            node.service('cinder-volume').start()
+        self.assert_whole()
+        self.wait_until_arrived(self.moved)
+        self.assert_whole()
+
+    def test_power_cut_of_the_destination(self):
+        self.destination.kill()
+        self.destination.start()
+        self.wait_for_handle()
+        self.assert_whole()
+        self.wait_until_arrived(self.moved)
+        self.assert_whole()
+
+    def test_power_cut_of_the_source(self):
+        self.source.kill()
+        # What has arrived is there while the rest is away.
+        self.assertEqual(self.added,
+                         self.checksum(self.moved, offset=1000, size=10))
+        self.source.start()
+        self.assert_whole()
+        self.wait_until_arrived(self.moved)
+        self.assert_whole()
+
+    def wait_for_handle(self):
+        end = time.monotonic() + base.PATIENCE
+        while time.monotonic() < end:
+            if not self.destination.run(
+                    ['test', '-b', self.moved.device],
+                    check=False).returncode:
+                return
+            time.sleep(0.5)
+        self.fail('%s does not come back' % self.moved.device)
+
+    def test_delete_leaves_nothing(self):
+        self.detach(self.moved)
+        self.delete(self.volume)
+
+
+class RemoteConnectionTest(base.LabTestCase):
+
+    def test_reader_without_an_instance_does_not_move_the_volume(self):
+        volume = self.create()
+        home = self.home(volume)
+        local = self.attach(volume, home)
+        self.write(local)
+        content = self.checksum(local)
+        self.detach(local)
+        reader = self.other(home)
+        remote = self.user.attach_remotely(volume, reader)
+        self.attachments.append(remote)
+        connection = remote.connection
+        self.assertEqual('iscsi', connection['driver_volume_type'])
+        try:
+            self.assertEqual(content, self.read_remotely(reader, connection))
+        finally:
+            reader.run(['iscsiadm', '-m', 'node', '-T',
+                        connection['target_iqn'], '--logout'])
+            reader.run(['iscsiadm', '-m', 'node', '-T',
+                        connection['target_iqn'], '-o', 'delete'])
+        self.assertEqual(home.name, self.home(volume).name)
+
+    def read_remotely(self, node, connection):
+        target = ['iscsiadm', '-m', 'node', '-T', connection['target_iqn'],
+                  '-p', connection['target_portal']]
+        node.run([*target, '-o', 'new'])
+        for name, value in (('authmethod', connection['auth_method']),
+                            ('username', connection['auth_username']),
+                            ('password', connection['auth_password'])):
+            node.run([*target, '-o', 'update', '-n',
+                      'node.session.auth.' + name, '-v', value])
+        node.run([*target, '--login'])
+        node.run(['udevadm', 'settle'])
+        disk = node.run(['sh', '-c', 'ls /sys/class/iscsi_session/*/device/'
+                         'target*/*/block | grep sd']).stdout.split()[0]
+        return node.run(['sh', '-c', 'dd if=/dev/%s bs=1M count=64 '
+                         'iflag=direct status=none | sha256sum' % disk]
+                        ).stdout
+
+
+class RefusedTest(base.LabTestCase):
+    """An attachment that can't be says why and changes nothing."""
+
+    def setUp(self):
+        super().setUp()
+        self.volume = self.create()
+        self.source = self.home(self.volume)
+        self.destination = self.other(self.source)
+
+    def refuse(self):
+        error = self.assertRaises(exceptions.HttpError, self.user.attach,
+                                  self.volume, self.destination)
+        self.user.wait_for_status(self.volume, 'available')
+        self.assertEqual(self.source.name, self.home(self.volume).name)
+        return str(error)
+
+    def fill(self, group, leave):
+        """Leave only so many MiB of a volume group on the destination."""
+        free = int(self.destination.run(
+            ['vgs', '--noheadings', '--units', 'm', '--nosuffix', '-o',
+             'vg_free', group]).stdout.split('.')[0])
+        self.destination.run(['lvcreate', '-y', '-n', 'filling', '-L',
+                              '%dm' % (free - leave), group])
+        self.addCleanup(self.destination.run,
+                        ['lvremove', '-y', group + '/filling'])
+
+    def test_too_little_space(self):
+        self.fill('cinder-local', 1000)
+        self.refuse()
+        self.assertIn("'cinder-local' on node",
+                      self.log_of(self.source))
+
+    def test_too_little_space_for_the_map(self):
+        self.fill('cinder-local', 1024)
+        self.refuse()
+        self.assertIn('-regions', self.log_of(self.source))
+
+    def test_peer_that_is_down(self):
+        service = self.destination.service('cinder-volume')
+        service.stop()
+        self.addCleanup(service.start)
+        time.sleep(25)  # service_down_time, and one look more
+        self.refuse()
+        self.assertIn('its service is down', self.log_of(self.source))
+
+    def log_of(self, node):
+        text = node.service('cinder-volume').log.read_text(errors='replace')
+        return '\n'.join(line for line in text.splitlines()
+                         if ' ERROR ' in line)
+
+
+class SetupErrorTest(base.LabTestCase):
+    """A backend that can't work says what is missing and does not start."""
+
+    def fails_with(self, words, options=None):
+        node = self.nodes[0]
+        service = node.service('cinder-volume')
+        before = len(service.log.read_text(errors='replace'))
+        if options:
+            node.configure({'local': options})
+            self.addCleanup(node.configure,
+                            {'local': dict.fromkeys(options)})
+        service.stop()
+        service.start(wait=False)
+        end = time.monotonic() + base.PATIENCE
+        while time.monotonic() < end:
+            if words in service.log.read_text(errors='replace')[before:]:
+                return
+            time.sleep(0.5)
+        self.fail('The log does not say %r' % words)
+
+    def setUp(self):
+        super().setUp()
+        service = self.nodes[0].service('cinder-volume')
+        self.addCleanup(service.start)
+        self.addCleanup(service.stop)
+
+    def test_no_such_volume_group(self):
+        self.fails_with("no volume group 'elsewhere' on node1",
+                        {'volume_group': 'elsewhere'})
+
+    def test_buffered_export(self):
+        self.fails_with('iscsi_target_flags = direct',
+                        {'iscsi_target_flags': ''})
+
+    def test_kernel_without_dm_clone(self):
+        node = self.nodes[0]
+        node.run(['sh', '-c', 'echo install dm-clone /bin/false > '
+                  '/etc/modprobe.d/no-clone.conf; rmmod dm_clone'])
+        self.addCleanup(node.run,
+                        ['rm', '/etc/modprobe.d/no-clone.conf'])
+        self.fails_with("no device-mapper target 'clone'")

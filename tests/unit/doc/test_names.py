@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import configparser
+import inspect
+import pathlib
+import re
+
+from oslotest import base
+
+from cinder_localstor.datapath import destination
+from cinder_localstor.datapath import source
+from cinder_localstor import exception
+from cinder_localstor.moves import table
+from cinder_localstor.node import privileged
+from cinder_localstor import opts
+from lab import cli
+
+ROOT = pathlib.Path(__file__).parents[3]
+SOURCE = ROOT / 'doc' / 'source'
+PAGES = [ROOT / 'README.rst', *sorted(SOURCE.glob('*.rst'))]
+
+LITERAL = re.compile(r'``([^`\n]+)``')
+CLASS = re.compile(r'[A-Z][a-z]+(?:[A-Z][a-z]+)+')
+OPTION = re.compile(r'\blocalstor_(?!privileged)[a-z]\w*')
+FILE = re.compile(r'(?:cinder_localstor|doc|lab|tests|releasenotes)/[\w./-]+')
+# What a page calls by a name of ours that is no option: the package
+PACKAGE = re.compile(r'cinder_localstor[\w.]*')
+
+
+class NamesTest(base.BaseTestCase):
+    """What the documentation names is there, under this name."""
+
+    def page(self, name):
+        return (SOURCE / name).read_text()
+
+    def literals(self):
+        for path in PAGES:
+            for found in LITERAL.findall(path.read_text()):
+                yield path.name, found
+
+    def test_errors(self):
+        known = {name for name, found in vars(exception).items()
+                 if inspect.isclass(found)}
+        named = {(page, text) for page, text in self.literals()
+                 if CLASS.fullmatch(text)}
+        self.assertTrue(named)
+        self.assertEqual([], [(page, text) for page, text in sorted(named)
+                              if text not in known])
+
+    def test_options(self):
+        known = {opt.name for opt in opts.LOCALSTOR_OPTS}
+        for path in PAGES:
+            text = PACKAGE.sub('', path.read_text())
+            self.assertEqual(set(), set(OPTION.findall(text)) - known,
+                             path.name)
+
+    def test_options_of_cinder(self):
+        page = self.page('options.rst')
+        for name in opts.CINDER_OPTS + opts.LVM_OPTS:
+            self.assertIn('``%s``' % name, page)
+
+    def test_files(self):
+        for page, text in self.literals():
+            if FILE.fullmatch(text):
+                self.assertTrue((ROOT / text).exists(),
+                                '%s: %s' % (page, text))
+
+    def test_privileged_context(self):
+        for name in ('README.rst', 'doc/source/security.rst'):
+            self.assertIn(privileged.CONTEXT.pypath,
+                          (ROOT / name).read_text())
+
+    def test_facts(self):
+        page = self.page('moves.rst')
+        facts = {fact for rules in table.TABLE.values()
+                 for transition in rules.transitions
+                 for fact in transition.facts}
+        described = re.findall(r'^``(\w+)`` +(?:steps|database|engine) ',
+                               page, re.MULTILINE)
+        self.assertEqual(sorted(facts), sorted(described))
+
+    def test_commands_of_the_lab(self):
+        described = re.findall(r'^``(\w+)`` +\w', self.page('lab.rst'),
+                               re.MULTILINE)
+        self.assertEqual(sorted(cli._COMMANDS), sorted(described))
+
+    def test_commands_used_with_the_lab(self):
+        used = re.findall(r'^ +[#$] lab (\w+)', self.page('lab.rst'),
+                          re.MULTILINE)
+        self.assertTrue(used)
+        self.assertEqual(set(), set(used) - set(cli._COMMANDS))
+
+    def test_commands_of_the_operator(self):
+        setup = configparser.ConfigParser()
+        setup.read(ROOT / 'setup.cfg')
+        known = {line.partition('=')[0].strip() for line in
+                 setup['entry_points']['cinder_localstor.commands']
+                 .splitlines() if line.strip()}
+        used = {found for path in PAGES for found in re.findall(
+            r'(?:``|# |/bin/)cinder-localstor ([a-z]+)', path.read_text())}
+        self.assertEqual(known, used)
+
+    def test_make_targets(self):
+        makefile = ROOT / 'Makefile'
+        if not makefile.exists():
+            self.skipTest('there is no Makefile in this tree')
+        known = set(re.findall(r'^([\w-]+):', makefile.read_text(),
+                               re.MULTILINE))
+        used = {found for path in PAGES for found in re.findall(
+            r'``make ([\w-]+)``', path.read_text())}
+        self.assertEqual(set(), used - known)
+
+
+class GeneratedTablesTest(base.BaseTestCase):
+    """The tables that are made from the code have something to show."""
+
+    def test_every_step_is_described(self):
+        sides = {table.Side.SOURCE: source.Source,
+                 table.Side.DESTINATION: destination.Destination}
+        for rules in table.TABLE.values():
+            for step in rules.steps:
+                self.assertTrue(getattr(sides[step.side], step.name).__doc__,
+                                step)
+
+    def test_every_error_has_a_message_of_its_own(self):
+        messages = [str(found.message) for found in vars(exception).values()
+                    if inspect.isclass(found)
+                    and found.__module__ == exception.__name__]
+        self.assertEqual(sorted(set(messages)), sorted(messages))
+        self.assertTrue(all(messages))

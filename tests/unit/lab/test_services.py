@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import os
+import pathlib
+import tempfile
+
+import ddt
+from oslotest import base
+
+from lab import control_plane
+from lab import errors
+from lab import layout
+from lab import node_services
+from lab import services
+
+
+class RenderTest(base.BaseTestCase):
+
+    def test_render_ini(self):
+        text = services.render_ini({
+            'DEFAULT': {'debug': True, 'unset': None},
+            'multi': {'option': ['one', 'two']}})
+
+        self.assertEqual('[DEFAULT]\ndebug = True\n\n'
+                         '[multi]\noption = one\noption = two\n', text)
+
+    def test_later_layers_win_and_inputs_stay(self):
+        first = {'a': {'x': 1, 'y': 1}}
+
+        result = services.merged(first, {'a': {'x': 2}, 'b': {'z': 3}})
+
+        self.assertEqual({'a': {'x': 2, 'y': 1}, 'b': {'z': 3}}, result)
+        self.assertEqual({'a': {'x': 1, 'y': 1}}, first)
+
+
+class NamedTest(base.BaseTestCase):
+
+    def test_an_unknown_service_is_told_with_the_known_ones(self):
+        error = self.assertRaises(errors.NotFound, services.named,
+                                  node_services.SERVICES, 'nova')
+
+        self.assertIn('"nova"', str(error))
+        self.assertIn('cinder-volume', str(error))
+
+
+class ProbeTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        descriptor, name = tempfile.mkstemp()
+        os.close(descriptor)
+        self.addCleanup(os.unlink, name)
+        self.log = pathlib.Path(name)
+        self.log.write_text('ready\n')
+
+    def judge(self, probe, since=0, connects=False):
+        return probe.judge(self.log, since, lambda address, port: connects)
+
+    def test_what_says_nothing_is_ready(self):
+        self.assertTrue(self.judge(services.Probe()))
+
+    def test_a_former_life_does_not_count(self):
+        probe = services.Probe(says='ready')
+
+        self.assertTrue(self.judge(probe))
+        self.assertFalse(self.judge(probe, since=6))
+
+    def test_says_it_often_enough(self):
+        probe = services.Probe(says='ready', times=2)
+
+        self.assertFalse(self.judge(probe))
+        self.log.write_text('ready\nready\n')
+        self.assertTrue(self.judge(probe))
+
+    def test_listens(self):
+        probe = services.Probe(listens=('10.77.0.1', 80))
+
+        self.assertFalse(self.judge(probe))
+        self.assertTrue(self.judge(probe, connects=True))
+
+    def test_never_ready(self):
+        self.log.write_text('ready\nno disk\n')
+
+        self.assertRaises(services.NeverReady, self.judge,
+                          services.Probe(says='ready', fails='no disk'))
+
+    def test_no_log_yet(self):
+        self.log = self.log.with_name('missing')
+
+        self.assertFalse(self.judge(services.Probe(says='ready')))
+
+
+@ddt.ddt
+class DeclarationsTest(base.BaseTestCase):
+
+    @ddt.data(control_plane.SERVICES, node_services.SERVICES)
+    def test_services_wait_only_for_those_before_them(self, declared):
+        seen = set()
+        for service in declared:
+            self.assertLessEqual(set(service.after), seen, service.name)
+            seen.add(service.name)
+
+    @ddt.data(control_plane.SERVICES, node_services.SERVICES)
+    def test_everything_renders(self, declared):
+        lab = layout.Layout()
+        place = services.Place('node1', lab.address('node1'),
+                               lab.node_directory('node1'), lab)
+        for service in declared:
+            self.assertTrue(all(isinstance(word, str)
+                                for word in service.command(place)))
+            service.files(place)
+            if service.ready:
+                self.assertIsInstance(service.ready(place), services.Probe)
+
+    def test_an_option_of_the_user_wins(self):
+        lab = layout.Layout()
+        place = services.Place(
+            'node1', lab.address('node1'), lab.node_directory('node1'), lab,
+            {'local': {'volume_driver': 'a.Driver'},
+             'extra': {'key': 'value'}})
+        service = services.named(node_services.SERVICES, 'cinder-volume')
+
+        config, = (text for name, text in service.files(place).items()
+                   if name.endswith('node1/cinder.conf'))
+
+        self.assertIn('volume_driver = a.Driver\n', config)
+        self.assertIn('[extra]\nkey = value\n', config)

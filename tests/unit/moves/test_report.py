@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import dataclasses
+import datetime
+from unittest import mock
+
+from oslo_utils import units
+
+from cinder_localstor.datapath import clone
+from cinder_localstor.datapath import engine
+from cinder_localstor.datapath import handles
+from cinder_localstor.datapath import transfer
+from cinder_localstor import exception
+from cinder_localstor.moves import report
+from cinder_localstor.moves import table
+from cinder_localstor.node import simulated
+from cinder_localstor import rows
+from tests.unit import base
+
+
+class ReportTestCase(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.cloud = base.Cloud(self)
+        self.volume = self.cloud.create_volume()
+
+    def report(self, host=base.A):
+        return self.cloud.report(host)
+
+    def copies(self, host=base.A):
+        return self.report(host).backends[0].copies
+
+    def only(self, host=base.A):
+        copies = self.copies(host)
+        self.assertEqual(1, len(copies), copies)
+        return copies[0]
+
+    def assert_problem(self, text, host=base.A):
+        problems = [problem for _host, _name, problem
+                    in self.report(host).found()]
+        self.assertEqual(1, len(problems), problems)
+        self.assertIn(text, problems[0])
+
+    def mapped(self, host=base.A, volume=None):
+        name = handles.handle_name(self.cloud.refresh(
+            volume or self.volume).name)
+        return self.cloud.nodes[host].device_mapper.nodes[name]
+
+    def disk(self, host=base.A):
+        return self.cloud.nodes[host].volumes.disks[
+            self.cloud.refresh(self.volume).name]
+
+    def move_of_volume(self):
+        return rows.for_volume(self.ctxt, self.volume.id)[0]
+
+
+class StandingTest(ReportTestCase):
+
+    def test_standing_volume_is_well(self):
+        copy = self.only()
+        self.assertEqual(report.Role.STANDING, copy.role)
+        self.assertEqual(self.volume.id, copy.volume_id)
+        self.assertEqual(units.Gi, copy.size)
+        self.assertEqual(('group-' + self.volume.name,), copy.under)
+        self.assertTrue(self.report().is_well)
+
+    def test_other_node_knows_nothing_of_it(self):
+        self.assertEqual((), self.copies(base.B))
+
+    def test_missing_handle(self):
+        self.cloud.nodes[base.A].cut_power()
+        self.assert_problem('no handle')
+
+    def test_missing_logical_volume(self):
+        self.cloud.nodes[base.A].volumes.disks.clear()
+        self.assert_problem('group/%s is missing' % self.volume.name)
+
+    def test_logical_volume_that_is_not_active(self):
+        self.cloud.nodes[base.A].volumes.is_active = lambda name: False
+        self.assert_problem('lvchange --activate y group/')
+
+    def test_handle_on_the_wrong_device(self):
+        other = self.cloud.create_volume()
+        self.mapped().table = self.mapped(volume=other).table
+        self.assert_problem('lies on group-%s instead of group-%s' % (
+            other.name, self.volume.name))
+
+    def test_read_only_handle(self):
+        self.mapped().read_only = True
+        self.assert_problem('read-only')
+
+    def test_suspended_handle(self):
+        self.mapped().suspended = True
+        self.assert_problem("run 'dmsetup resume %s-handle'"
+                            % self.volume.name)
+
+    def test_old_generation(self):
+        rows_of = mock.patch.object(
+            rows, 'standing_copies',
+            return_value=[(self.volume.name, self.volume.id, 3)])
+        with rows_of:
+            self.assert_problem('generation 1, the present one is 3')
+
+    def test_copy_that_never_arrived(self):
+        self.disk().tags |= transfer.tags(move='some-move')
+        self.assert_problem('never arrived')
+
+    def test_volume_that_has_moved_on_behind_the_back_of_the_database(self):
+        self.disk().tags |= transfer.tags(superseded=2)
+        self.assert_problem('moved on as generation 2')
+
+    def test_tags_that_are_garbage(self):
+        self.disk().tags = frozenset(['localstor.generation=x'])
+        self.assert_problem('generation 0, the present one is 1')
+
+    def test_volume_that_is_being_made_or_deleted_is_left_alone(self):
+        for status in ('creating', 'deleting'):
+            self.cloud.set_status(self.volume, status)
+            self.assertTrue(self.report().is_well)
+            self.assertEqual((), self.copies())
+
+    def test_logical_volume_that_belongs_to_nothing(self):
+        self.cloud.nodes[base.A].volumes.create(
+            'forgotten', units.Gi, transfer.tags(volume='gone'))
+        copies = self.copies()
+        self.assertEqual(report.Role.LEFTOVER, copies[0].role)
+        self.assertEqual('gone', copies[0].volume_id)
+        self.assert_problem('no volume and no move')
+
+    def test_logical_volume_of_somebody_else_is_left_alone(self):
+        self.cloud.nodes[base.A].volumes.create('root', 1, frozenset())
+        self.assertEqual(1, len(self.copies()))
+
+    def test_device_that_belongs_to_nothing(self):
+        node = self.cloud.nodes[base.A]
+        node.device_mapper.nodes['x-handle'] = self.mapped()
+        self.assert_problem('device x-handle')
+
+    def test_session_that_belongs_to_nothing(self):
+        iqn = 'iqn.2010-10.org.openstack:localstor-' + self.volume.id
+        sessions = {iqn: '/dev/sda', 'iqn.2010-10.org.openstack:other': ''}
+        self.cloud.nodes[base.A].initiator.connected = lambda: sessions
+        self.assert_problem('session ' + iqn)
+
+    def test_tool_that_fails_is_told_and_hides_nothing_else(self):
+        for call, host in (('SimulatedVolumeGroup.logical_volumes', base.A),
+                           ('SimulatedDeviceMapper.devices', base.A)):
+            faults = self.cloud.nodes[host].faults
+            faults.forget()
+            faults.plan = simulated.Call(call, 0, simulated.Fault.HANG)
+            found = self.report()
+            self.assertIn('did not end', found.backends[0].problems[0])
+            self.assertEqual((), found.backends[0].copies[0].problems)
+            self.assertFalse(found.is_well)
+
+
+class TwoBackendsTest(ReportTestCase):
+
+    def test_nodes_of_one_backend_are_no_leftovers_of_another(self):
+        # Both see all device-mapper nodes of the machine.
+        found = self.cloud.report(base.A, base.B)
+        node = self.cloud.nodes[base.A]
+        self.cloud.nodes[base.B].device_mapper = node.device_mapper
+        found = self.cloud.report(base.B, base.A)
+        self.assertEqual(set(), found.found())
+        self.assertEqual([base.B, base.A],
+                         [backend.host for backend in found.backends])
+
+
+class MovingTest(ReportTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.cloud.move(self.volume)
+
+    def test_both_nodes_show_the_move(self):
+        self.cloud.watch()
+        there, here = self.only(base.B), self.only(base.A)
+        self.assertEqual(report.Role.ARRIVING, there.role)
+        self.assertEqual(report.Role.SOURCE, here.role)
+        for copy, peer in ((there, base.A), (here, base.B)):
+            self.assertEqual((), copy.problems)
+            self.assertEqual(self.volume.id, copy.volume_id)
+            self.assertEqual(peer, copy.move.peer)
+            self.assertEqual(table.State.MIGRATING, copy.move.state)
+            self.assertEqual((2, 2), (copy.move.done, copy.move.steps))
+
+    def test_progress_is_known_to_the_destination(self):
+        self.cloud.watch()
+        self.cloud.write(self.volume, 3, 'new')
+        self.assertIsNone(self.only(base.A).move.progress)
+        self.assertEqual(
+            engine.Progress(engine.Hydration.RUNNING, units.Gi // 16,
+                            units.Gi),
+            self.only(base.B).move.progress)
+
+    def test_rate_is_the_average_since_hydration_began(self):
+        self.cloud.watch()
+        self.cloud.write(self.volume, 3, 'new')
+        since = self.move_of_volume().since
+        self.patch('oslo_utils.timeutils.utcnow',
+                   return_value=since + datetime.timedelta(seconds=4))
+        # It would compare the time with one that has a zone.
+        self.patch('cinder_localstor.peers.directory.down',
+                   return_value=set())
+        move = self.only(base.B).move
+        self.assertEqual(units.Gi / 16 / 4, move.rate)
+        self.assertEqual(60, move.remaining)
+
+    def test_nothing_is_wrong_at_any_moment_of_a_move(self):
+        for _period in range(3):
+            for host in self.cloud.nodes:
+                self.assertEqual(set(), self.report(host).found())
+            self.cloud.watch()
+            self.cloud.hydrate()
+        self.assertEqual([], rows.for_host(self.ctxt, base.A))
+
+    def test_problem_of_a_move_is_shown_on_both_nodes(self):
+        rows.record_problem(self.ctxt, self.move_of_volume(), 'it rains')
+        self.assert_problem('it rains', base.A)
+        self.assert_problem('it rains', base.B)
+
+    def test_peer_that_is_down(self):
+        with mock.patch.object(report.directory, 'down',
+                               return_value={base.A}):
+            self.assert_problem('cinder-volume of a@local is down', base.B)
+
+    def test_source_that_is_not_exported(self):
+        self.cloud.nodes[base.A].target.exports.clear()
+        self.assert_problem('not exported to ' + base.B, base.A)
+
+    def test_target_is_asked_on_the_source_only(self):
+        asked = []
+        for host, node in self.cloud.nodes.items():
+            node.target.exported = lambda host=host: asked.append(
+                host) or {self.move_of_volume().move_id}
+            self.report(host)
+        self.assertEqual([base.A], asked)
+
+    def test_missing_session(self):
+        self.cloud.nodes[base.B].initiator.sessions.clear()
+        self.assert_problem('no session with the source', base.B)
+
+    def test_session_without_a_disk(self):
+        iqn = self.move_of_volume().transfer.export.iqn
+        self.cloud.nodes[base.B].initiator.connected = lambda: {iqn: ''}
+        self.assert_problem('no disk in the session', base.B)
+
+    def test_engine_that_is_gone(self):
+        nodes = self.cloud.nodes[base.B].device_mapper.nodes
+        name = self.cloud.refresh(self.volume).name
+        del nodes[name + '-clone']
+        self.assert_problem('device %s-clone is missing' % name, base.B)
+
+    def test_handle_that_does_not_lie_on_the_engine(self):
+        name = self.cloud.refresh(self.volume).name
+        path = self.cloud.nodes[base.B].volumes.path(name)
+        mapped = self.mapped(base.B)
+        mapped.table = [dataclasses.replace(mapped.table[0],
+                                            arguments=path + ' 0')]
+        self.assert_problem('instead of %s-clone' % name, base.B)
+
+    def test_hydration_that_has_stopped(self):
+        self.cloud.watch()
+        for mapped in self.cloud.nodes[base.B].device_mapper.nodes.values():
+            mapped.hydrating = False
+        self.assert_problem('hydration has stopped', base.B)
+
+    def test_hydration_that_has_failed(self):
+        self.cloud.watch()
+        failed = engine.Progress(engine.Hydration.FAILED)
+        with mock.patch.object(clone.CloneEngine, 'progress',
+                               return_value=failed):
+            self.assert_problem('hydration has failed', base.B)
+
+    def test_suspended_engine(self):
+        name = self.cloud.refresh(self.volume).name + '-clone'
+        self.cloud.nodes[base.B].device_mapper.nodes[name].suspended = True
+        self.assert_problem('%s is suspended' % name, base.B)
+
+    def test_sealed_source_that_can_be_written(self):
+        self.cloud.watch()
+        name = self.move_of_volume().transfer.source_name
+        self.cloud.nodes[base.A].device_mapper.nodes[
+            handles.handle_name(name)].read_only = False
+        self.assert_problem('this copy can be written', base.A)
+
+    def test_missing_source_copy(self):
+        self.cloud.nodes[base.A].volumes.disks.clear()
+        self.assert_problem('is missing', base.A)
+
+    def test_missing_destination_copy(self):
+        name = self.cloud.refresh(self.volume).name
+        node = self.cloud.nodes[base.B]
+        found = node.volumes.logical_volumes()
+        del found[name]
+        with mock.patch.object(node.volumes, 'logical_volumes',
+                               return_value=found):
+            self.assert_problem('%s is missing' % name, base.B)
+
+    def test_nothing_is_called_that_changes_anything(self):
+        for node in self.cloud.nodes.values():
+            node.faults.forget()
+        for host in self.cloud.nodes:
+            self.report(host)
+        called = {name for node in self.cloud.nodes.values()
+                  for name, _nth in node.faults.seen}
+        self.assertEqual({'SimulatedVolumeGroup.logical_volumes',
+                          'SimulatedDeviceMapper.devices'}, called)
+
+
+class AbortingTest(ReportTestCase):
+
+    def test_source_is_a_whole_volume_again(self):
+        self.cloud.reserve(self.volume, {'host': 'a'})
+        second = self.cloud.reserve(self.volume)
+        self.cloud.move(self.volume)
+        second.destroy()
+        self.cloud.down.add(base.A)
+        self.cloud.watch()
+        self.assertEqual(table.State.ABORTING, self.move_of_volume().state)
+        self.assertEqual((), self.only(base.A).problems)
+        self.assertEqual((), self.only(base.B).problems)
+        self.cloud.nodes[base.A].cut_power()
+        self.assertIn('it has no handle', self.only(base.A).problems)
+
+
+class LastingTest(ReportTestCase):
+
+    def test_problem_that_goes_away_is_none(self):
+        well = self.report()
+        self.cloud.nodes[base.A].cut_power()
+        wrong = self.report()
+        self.assertFalse(wrong.is_well)
+        self.assertTrue(report.lasting(well, wrong).is_well)
+        self.assertTrue(report.lasting(wrong, well).is_well)
+        self.assertEqual(wrong, report.lasting(wrong, wrong))
+
+    def test_leftover_that_goes_away_is_none(self):
+        well = self.report()
+        self.cloud.nodes[base.A].volumes.create(
+            'forgotten', units.Gi, transfer.tags(volume='gone'))
+        wrong = self.report()
+        self.assertEqual(2, len(wrong.backends[0].copies))
+        self.assertEqual(1, len(report.lasting(well, wrong)
+                                .backends[0].copies))
+
+    def test_refusal_of_the_database_is_not_hidden(self):
+        with mock.patch.object(rows, 'for_host',
+                               side_effect=exception.LocalStorException):
+            self.assertRaises(exception.LocalStorException, self.report)

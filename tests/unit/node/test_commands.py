@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import unittest
+from unittest import mock
+
+import ddt
+
+from cinder_localstor import exception
+from cinder_localstor.node import commands
+from cinder_localstor.node import privileged
+
+
+@ddt.ddt
+class CommandsTest(unittest.TestCase):
+
+    def setUp(self):
+        patched = mock.patch.object(privileged, 'run',
+                                    return_value=(0, 'out', ''))
+        self.ran = patched.start()
+        self.addCleanup(patched.stop)
+        self.command = commands.Commands(60)
+
+    def test_output_is_returned(self):
+        self.assertEqual('out', self.command.run('vgs', 'disks'))
+        self.ran.assert_called_once_with(['vgs', 'disks'], 60)
+
+    def test_time_of_one_command(self):
+        self.command.run('vgs', timeout=5)
+        self.ran.assert_called_once_with(['vgs'], 5)
+
+    @ddt.data((5, 'no such group\n', 'no such group'), (5, ' \n', '5'),
+              (-9, '', '-9'))
+    @ddt.unpack
+    def test_failure_names_command_node_and_reason(self, status, err, reason):
+        self.ran.return_value = (status, '', err)
+        with self.assertRaises(exception.CommandFailed) as caught:
+            self.command.run('lvs', 'my group')
+        text = str(caught.exception)
+        for part in ("lvs 'my group'", self.command.host, reason):
+            self.assertIn(part, text)
+        self.assertNotIsInstance(caught.exception, exception.CommandTimedOut)
+
+    def test_time_out_names_command_and_time(self):
+        self.ran.return_value = (privileged.TIMED_OUT, '', '')
+        with self.assertRaises(exception.CommandTimedOut) as caught:
+            self.command.run('dmsetup', 'info', timeout=7)
+        for part in ('dmsetup info', '7 seconds'):
+            self.assertIn(part, str(caught.exception))

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import unittest
+from unittest import mock
+
+import ddt
+
+from cinder_localstor import exception
+from cinder_localstor.node import dmsetup
+from cinder_localstor.node import interface
+from tests.unit.node import fakes
+
+TABLE = [interface.Segment(0, 8, 'linear', '/dev/disks/volume-1 0')]
+
+
+@ddt.ddt
+class ParseSegmentsTest(unittest.TestCase):
+
+    def parse(self, text):
+        return dmsetup.parse_segments(text, 'dmsetup status')
+
+    @ddt.data(
+        ('', {}),
+        ('No devices found\n', {}),
+        ('a: 0 8 linear \n', {'a': [(0, 8, 'linear', '')]}),
+        ('a: 0 8 linear\n', {'a': [(0, 8, 'linear', '')]}),
+        ('a: 0 8 linear 7:0 0\na: 8 8 linear 7:1 0\nb: 0 1 error\n',
+         {'a': [(0, 8, 'linear', '7:0 0'), (8, 8, 'linear', '7:1 0')],
+          'b': [(0, 1, 'error', '')]}),
+        ('x: 0 8 clone 8 9/1024 128 3/16 1 1 no_hydration 4 '
+         'hydration_threshold 16 hydration_batch_size 8 rw\n',
+         {'x': [(0, 8, 'clone', '8 9/1024 128 3/16 1 1 no_hydration 4 '
+                 'hydration_threshold 16 hydration_batch_size 8 rw')]}),
+        ('empty:\nother: \n', {'empty': [], 'other': []}),
+        ('a:b: 0 8 linear 7:0 0\n', {'a:b': [(0, 8, 'linear', '7:0 0')]}))
+    @ddt.unpack
+    def test_lines(self, text, expected):
+        self.assertEqual(
+            {name: [interface.Segment(*values) for values in segments]
+             for name, segments in expected.items()}, self.parse(text))
+
+    @ddt.data('a', 'a: 0', 'a: 0 8', 'a: x 8 linear', 'a 0 8 linear 7:0 0',
+              'a: 0 8 linear 7:0 0\ngarbage', ': 0 8 linear', '\0\0\0')
+    def test_corrupt_line_is_refused(self, text):
+        with self.assertRaises(exception.OutputNotUnderstood) as caught:
+            self.parse(text)
+        self.assertIn('dmsetup status', str(caught.exception))
+
+
+@ddt.ddt
+class ParseInfoTest(unittest.TestCase):
+
+    def test_ours_and_others(self):
+        devices, names = dmsetup.parse_info(
+            'v-handle|LOCALSTOR-v-handle|253|3|1|Active|Writeable\n'
+            'w-handle|LOCALSTOR-w-handle|253|4|0|Suspended|Read-only\n'
+            'disks-v|LVM-xyz|253|0|1|Active|Writeable\n'
+            'nobody||253|1|0|Active|Writeable\n')
+        self.assertEqual(
+            {'v-handle': interface.Device('v-handle', 1, False, False),
+             'w-handle': interface.Device('w-handle', 0, True, True)},
+            devices)
+        self.assertEqual({'253:0': 'disks-v', '253:1': 'nobody',
+                          '253:3': 'v-handle', '253:4': 'w-handle'}, names)
+
+    @ddt.data('', '\n', 'No devices found\n')
+    def test_nothing(self, text):
+        self.assertEqual(({}, {}), dmsetup.parse_info(text))
+
+    @ddt.data('v', 'v|LOCALSTOR-v|253|3|1|Active',
+              'v|LOCALSTOR-v|253|3|1|Active|Writeable|more',
+              'v|LOCALSTOR-v|x|3|1|Active|Writeable',
+              'v|LOCALSTOR-v|253|3|many|Active|Writeable',
+              'v|LOCALSTOR-v|253|3|1|Asleep|Writeable',
+              'v|LOCALSTOR-v|253|3|1|Active|Maybe')
+    def test_corrupt_line_is_refused(self, line):
+        self.assertRaises(exception.OutputNotUnderstood,
+                          dmsetup.parse_info, line)
+
+
+class DmsetupTestCase(unittest.TestCase):
+
+    def setUp(self):
+        self.command = fakes.FakeCommands()
+        self.mapper = dmsetup.DmsetupDeviceMapper(self.command)
+
+
+class DevicesTest(DmsetupTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.command.answer(
+            'dmsetup info',
+            'v-handle|LOCALSTOR-v-handle|253|3|1|Active|Writeable\n'
+            'v-clone|LOCALSTOR-v-clone|253|2|1|Active|Writeable\n'
+            'disks-v|LVM-xyz|253|0|1|Active|Writeable\n')
+        self.command.answer(
+            'dmsetup status',
+            'v-handle: 0 16 linear \nv-clone: 0 16 clone 8 1/2 8 1/2 0\n'
+            'disks-v: 0 16 linear\n')
+        self.command.answer(
+            'dmsetup table',
+            'v-handle: 0 8 linear 253:2 0\nv-handle: 8 8 linear 253:0 8\n'
+            'v-clone: 0 16 clone 253:9 253:0 8:16 8 1 no_hydration\n')
+
+    def test_device_knows_what_it_lies_on(self):
+        devices = self.mapper.devices()
+        self.assertEqual({'v-handle', 'v-clone'}, set(devices))
+        self.assertEqual(('v-clone', 'disks-v'), devices['v-handle'].under)
+        # A device without a name is shown by its numbers.
+        self.assertEqual(('253:9', 'disks-v', '8:16'),
+                         devices['v-clone'].under)
+
+    def test_status_is_that_of_the_target(self):
+        status = self.mapper.devices()['v-clone'].status
+        self.assertEqual('8 1/2 8 1/2 0', status[0].arguments)
+
+    def test_three_commands_and_no_flush(self):
+        self.mapper.devices()
+        self.assertEqual(3, len(self.command.ran))
+        self.assertIn('dmsetup status --noflush', self.command.ran)
+
+    def test_device_that_is_gone_in_the_meantime(self):
+        self.command.answer('dmsetup status', 'disks-v: 0 16 linear\n')
+        self.command.answer('dmsetup table', 'disks-v: 0 16 linear 8:0 0\n')
+        device = self.mapper.devices()['v-handle']
+        self.assertEqual(((), ()), (device.status, device.under))
+
+
+class ChangeTest(DmsetupTestCase):
+
+    def test_create_gives_our_uuid(self):
+        self.mapper.create('v-handle', TABLE)
+        self.assertEqual(['dmsetup create v-handle --uuid LOCALSTOR-v-handle '
+                          '--table 0 8 linear /dev/disks/volume-1 0'],
+                         self.command.ran)
+
+    def test_create_read_only(self):
+        self.mapper.create('v-handle', TABLE, read_only=True)
+        self.assertTrue(self.command.ran[0].endswith('--readonly'))
+
+    def test_create_of_what_is_there_changes_nothing(self):
+        self.command.fail('dmsetup create', 'Device or resource busy')
+        self.command.answer('dmsetup info', 'v-handle|LOCALSTOR-v-handle|253'
+                            '|3|1|Active|Writeable\n')
+        self.mapper.create('v-handle', TABLE)
+
+    def test_create_over_a_busy_device_fails(self):
+        self.command.fail('dmsetup create', 'Device or resource busy')
+        self.assertRaises(exception.CommandFailed, self.mapper.create,
+                          'v-handle', TABLE)
+
+    def test_time_out_of_create_is_one(self):
+        self.command.hang('dmsetup create')
+        self.assertRaises(exception.CommandTimedOut, self.mapper.create,
+                          'v-handle', TABLE)
+        self.assertEqual(1, len(self.command.ran))
+
+    def test_reload_is_load_and_resume(self):
+        self.mapper.reload('v-handle', TABLE)
+        self.assertEqual(['dmsetup load v-handle --table 0 8 linear '
+                          '/dev/disks/volume-1 0',
+                          'dmsetup resume --nolockfs v-handle'],
+                         self.command.ran)
+
+    def test_failed_load_suspends_nothing(self):
+        self.command.fail('dmsetup load', 'no')
+        self.assertRaises(exception.CommandFailed, self.mapper.reload,
+                          'v-handle', TABLE)
+        self.assertEqual(1, len(self.command.ran))
+
+    def test_failed_resume_clears_the_new_table(self):
+        for prepare in (lambda: self.command.fail('dmsetup resume', 'no'),
+                        lambda: self.command.hang('dmsetup resume')):
+            self.command.ran.clear()
+            prepare()
+            self.assertRaises(exception.CommandFailed, self.mapper.reload,
+                              'v-handle', TABLE)
+            self.assertEqual('dmsetup clear v-handle', self.command.ran[-1])
+
+    def test_message(self):
+        self.mapper.message('v-clone', 'enable_hydration')
+        self.assertEqual(['dmsetup message v-clone 0 enable_hydration'],
+                         self.command.ran)
+
+
+@ddt.ddt
+@mock.patch('time.sleep', new=mock.Mock())
+class RemoveTest(DmsetupTestCase):
+
+    @ddt.data('Device v-handle not found', 'No such device or address')
+    def test_what_is_gone_is_not_missed(self, reason):
+        self.command.fail('dmsetup remove', reason)
+        self.mapper.remove('v-handle')
+        self.assertEqual(1, len(self.command.ran))
+
+    def test_short_probe_is_waited_for(self):
+        busy = exception.CommandFailed(command='dmsetup remove', host='h',
+                                       reason='Device or resource busy')
+        self.command.answer('dmsetup remove', busy, busy, '')
+        self.mapper.remove('v-handle')
+        self.assertEqual(3, len(self.command.ran))
+
+    def test_user_is_told_who_has_it_open(self):
+        self.command.fail('dmsetup remove', 'Device or resource busy')
+        with self.assertRaises(exception.VolumeInUse) as caught:
+            self.mapper.remove('v-handle')
+        self.assertIn('lsof /dev/mapper/v-handle', str(caught.exception))
+
+    def test_time_out_is_not_tried_again(self):
+        self.command.hang('dmsetup remove')
+        self.assertRaises(exception.CommandTimedOut, self.mapper.remove,
+                          'v-handle')
+        self.assertEqual(1, len(self.command.ran))
+
+    def test_other_failure_is_passed_on(self):
+        self.command.fail('dmsetup remove', 'Permission denied')
+        self.assertRaises(exception.CommandFailed, self.mapper.remove, 'v')
+
+
+class CheckTargetTest(DmsetupTestCase):
+
+    def setUp(self):
+        super().setUp()
+        patched = mock.patch('cinder_localstor.node.privileged.'
+                             'install_udev_rules', return_value=False)
+        self.install = patched.start()
+        self.addCleanup(patched.stop)
+        self.command.answer('dmsetup targets', 'clone v1.0.0\n\n'
+                            'linear v1.4.0\n')
+
+    def test_target_that_is_there(self):
+        self.mapper.check_target('clone')
+        self.install.assert_called_once_with(dmsetup.UDEV_RULES_PATH,
+                                             dmsetup.UDEV_RULES)
+        self.assertEqual([], self.command.ran_of('udevadm'))
+
+    def test_built_in_target_has_no_module(self):
+        self.command.fail('modprobe', 'not found')
+        self.mapper.check_target('clone')
+
+    def test_missing_target_says_what_to_do(self):
+        with self.assertRaises(exception.NoDataPath) as caught:
+            self.mapper.check_target('era')
+        self.assertIn('modprobe dm-era', str(caught.exception))
+
+    def test_new_rules_are_read_at_once(self):
+        self.install.return_value = True
+        self.mapper.check_target('clone')
+        self.assertEqual(['udevadm control --reload'],
+                         self.command.ran_of('udevadm'))
+
+    def test_part_of_a_name_is_no_target(self):
+        self.assertRaises(exception.NoDataPath, self.mapper.check_target,
+                          'clo')
+
+
+class SegmentTest(unittest.TestCase):
+
+    def test_line_that_was_written_is_read_again(self):
+        text = 'v: ' + str(TABLE[0])
+        self.assertEqual({'v': TABLE},
+                         dmsetup.parse_segments(text, 'dmsetup table'))

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import json
+from unittest import mock
+
+import ddt
+from oslo_utils import units
+
+from cinder_localstor import exception
+from cinder_localstor.node import lvm
+from tests.unit import base
+from tests.unit.node import fakes
+
+
+def row(name='volume-1', **more):
+    return {'lv_name': name, 'lv_size': str(units.Gi), 'lv_tags': '',
+            'lv_attr': '-wi-a-----', 'pool_lv': '', 'data_percent': '',
+            **more}
+
+
+def lvs(*rows):
+    return json.dumps({'report': [{'lv': list(rows)}]})
+
+
+def vgs(**fields):
+    return json.dumps({'report': [{'vg': [fields]}]})
+
+
+@ddt.ddt
+class ParseTest(base.TestCase):
+
+    def test_volume(self):
+        self.assertEqual(
+            {'volume-1': {'size': units.Gi,
+                          'tags': frozenset(['localstor.move=m', 'other']),
+                          'open': True, 'pool': 'disks-pool',
+                          'data_percent': 12.5}},
+            lvm.parse_logical_volumes(lvs(row(
+                lv_tags='localstor.move=m,other', lv_attr='Vwi-aotz--',
+                pool_lv='disks-pool', data_percent='12.50'))))
+
+    def test_volume_that_nobody_has_open(self):
+        found = lvm.parse_logical_volumes(lvs(row()))
+        self.assertFalse(found['volume-1']['open'])
+
+    def test_group_without_volumes(self):
+        self.assertEqual({}, lvm.parse_logical_volumes(lvs()))
+
+    @ddt.data('', 'not json', '[]', 'null', '{}', '{"report": []}',
+              '{"report": [{"vg": []}]}', '{"report": [{"lv": null}]}',
+              '{"report": [{"lv": [["lv_name"]]}]}',
+              '{"report": [{"lv": [{"lv_name": 7}]}]}',
+              '{"report": [{"lv": [')
+    def test_other_output_is_refused(self, text):
+        error = self.assertRaises(exception.OutputNotUnderstood,
+                                  lvm.parse_logical_volumes, text)
+        self.assertIn('lvs', str(error))
+
+    @ddt.data({'lv_size': '1g'}, {'lv_size': ''}, {'lv_attr': '-wi'},
+              {'data_percent': 'x'})
+    def test_bad_field_is_refused(self, fields):
+        self.assertRaises(exception.OutputNotUnderstood,
+                          lvm.parse_logical_volumes, lvs(row(**fields)))
+
+    @ddt.data(*row())
+    def test_missing_field_is_refused(self, name):
+        bad = row()
+        del bad[name]
+        self.assertRaises(exception.OutputNotUnderstood,
+                          lvm.parse_logical_volumes, lvs(bad))
+
+
+class GroupTestCase(base.TestCase):
+
+    kind = 'default'
+
+    def setUp(self):
+        super().setUp()
+        self.command = fakes.FakeCommands()
+        self.group = self.make(self.kind)
+
+    def make(self, kind):
+        return lvm.LVMVolumeGroup('disks', kind, 'volume_group',
+                                  self.configuration, self.command)
+
+
+@ddt.ddt
+class ThickTest(GroupTestCase):
+
+    def test_create_takes_bytes_and_tags(self):
+        self.assertTrue(self.group.create(
+            'volume-1', units.Gi, frozenset(['b=2', 'a=1'])))
+        self.assertEqual(['lvcreate --yes --name volume-1 --addtag a=1 '
+                          '--addtag b=2 --size 1073741824b disks'],
+                         self.command.ran)
+
+    def test_create_of_what_is_there_changes_nothing(self):
+        self.command.fail('lvcreate', 'Logical Volume "volume-1" already '
+                          'exists in volume group "disks"')
+        self.assertFalse(self.group.create('volume-1', 1, frozenset()))
+
+    @ddt.data('create', 'extend')
+    def test_full_group_is_told_with_numbers(self, method):
+        self.command.answer('lvs', lvs(row()))
+        self.command.answer('vgs', vgs(vg_size=str(4 * units.Gi),
+                                       vg_free=str(units.Gi)))
+        for program in ('lvcreate', 'lvextend'):
+            self.command.fail(program, 'Volume group "disks" has '
+                              'insufficient free space (256 extents)')
+        arguments = ['volume-1', 3 * units.Gi]
+        if method == 'create':
+            arguments.append(frozenset())
+        error = self.assertRaises(exception.NotEnoughSpace,
+                                  getattr(self.group, method), *arguments)
+        for part in ('disks', 'node1', '1.00 GiB', '3.00 GiB', 'volume-1'):
+            self.assertIn(part, str(error))
+
+    @ddt.data(('create', 'lvcreate', ('volume-1', 2 * units.Gi,
+                                      frozenset())),
+              ('extend', 'lvextend', ('volume-1', 2 * units.Gi)),
+              ('remove', 'lvremove', ('volume-1',)),
+              ('retag', 'lvchange', ('volume-1', frozenset('a'),
+                                     frozenset())),
+              ('check', 'vgs', ()),
+              ('logical_volumes', 'lvs', ()),
+              ('capacity', 'vgs', ()))
+    @ddt.unpack
+    def test_time_out_is_never_taken_for_anything_else(self, method, program,
+                                                       arguments):
+        self.command.answer('lvs', lvs(row()))
+        self.command.hang(program)
+        self.assertRaises(exception.CommandTimedOut,
+                          getattr(self.group, method), *arguments)
+
+    @ddt.data(('create', 'lvcreate', ('volume-1', 2 * units.Gi,
+                                      frozenset())),
+              ('extend', 'lvextend', ('volume-1', 2 * units.Gi)),
+              ('remove', 'lvremove', ('volume-1',)))
+    @ddt.unpack
+    def test_other_failure_is_passed_on(self, method, program, arguments):
+        self.command.answer('lvs', lvs(row()))
+        self.command.fail(program, 'disk on fire')
+        error = self.assertRaises(exception.CommandFailed,
+                                  getattr(self.group, method), *arguments)
+        self.assertIn('disk on fire', str(error))
+
+    def test_extend_of_what_is_big_enough_does_nothing(self):
+        self.command.answer('lvs', lvs(row()))
+        self.group.extend('volume-1', units.Gi)
+        self.assertEqual([], self.command.ran_of('lvextend'))
+
+    def test_extend_of_what_is_gone_names_it(self):
+        self.command.answer('lvs', lvs())
+        error = self.assertRaises(exception.LogicalVolumeMissing,
+                                  self.group.extend, 'volume-1', units.Gi)
+        self.assertIn('disks/volume-1', str(error))
+
+    def test_remove_of_what_is_gone_changes_nothing(self):
+        self.command.fail('lvremove', 'Failed to find logical volume '
+                          '"disks/volume-1"')
+        self.group.remove('volume-1')
+
+    def test_retag_is_one_command(self):
+        self.group.retag('volume-1', frozenset('ba'), frozenset('c'))
+        self.assertEqual(['lvchange --addtag a --addtag b --deltag c '
+                          'disks/volume-1'], self.command.ran)
+
+    def test_retag_without_tags_runs_nothing(self):
+        self.group.retag('volume-1', frozenset(), frozenset())
+        self.assertEqual([], self.command.ran)
+
+    def test_volumes_of_a_node_come_from_one_command(self):
+        self.command.answer('lvs', lvs(*(row('volume-%d' % number)
+                                         for number in range(1000))))
+        self.assertEqual(1000, len(self.group.logical_volumes()))
+        self.assertEqual(1, len(self.command.ran))
+
+    def test_capacity_is_that_of_the_group(self):
+        self.command.answer('lvs', lvs(row(), row('volume-2')))
+        self.command.answer('vgs', vgs(vg_size='100', vg_free='40'))
+        capacity = self.group.capacity()
+        self.assertEqual((100, 40, 2 * units.Gi, 2, False),
+                         (capacity.total, capacity.free,
+                          capacity.provisioned, capacity.volumes,
+                          capacity.thin))
+
+    def test_names_as_device_mapper_knows_them(self):
+        self.assertEqual('disks-volume--1--x',
+                         self.group.mapped_name('volume-1-x'))
+        self.assertEqual('/dev/disks/volume-1', self.group.path('volume-1'))
+
+    def test_clear_wipes_as_configured(self):
+        self.override('volume_clear', 'zero')
+        self.override('volume_clear_size', 5)
+        self.override('volume_clear_ionice', '-c3')
+        self.command.answer('lvs', lvs(row()))
+        with mock.patch('cinder.volume.volume_utils.clear_volume') as clear:
+            self.group.clear('volume-1')
+        clear.assert_called_once_with(
+            1024, '/dev/disks/volume-1', volume_clear='zero',
+            volume_clear_size=5, volume_clear_ionice='-c3')
+
+    def test_clear_of_what_is_gone_does_nothing(self):
+        self.command.answer('lvs', lvs())
+        with mock.patch('cinder.volume.volume_utils.clear_volume') as clear:
+            self.group.clear('volume-1')
+        clear.assert_not_called()
+
+
+class ThinTest(GroupTestCase):
+
+    kind = 'thin'
+
+    def pool(self, **more):
+        return row('disks-pool', lv_size='1000', data_percent='25.00',
+                   lv_attr='twi-aotz--', **more)
+
+    def test_create_is_virtual(self):
+        self.group.create('volume-1', 4096, frozenset())
+        self.assertEqual(['lvcreate --yes --name volume-1 --virtualsize '
+                          '4096b --thinpool disks-pool disks'],
+                         self.command.ran)
+
+    def test_capacity_is_that_of_the_pool(self):
+        self.command.answer('lvs', lvs(self.pool(), row()))
+        capacity = self.group.capacity()
+        self.assertEqual((1000, 750, units.Gi, 1, True),
+                         (capacity.total, capacity.free,
+                          capacity.provisioned, capacity.volumes,
+                          capacity.thin))
+
+    def test_pool_is_no_volume(self):
+        self.command.answer('lvs', lvs(self.pool(), row()))
+        self.assertEqual(['volume-1'], list(self.group.logical_volumes()))
+
+    def test_clear_has_nothing_to_do(self):
+        self.command.answer('lvs', lvs(self.pool(), row()))
+        with mock.patch('cinder.volume.volume_utils.clear_volume') as clear:
+            self.group.clear('volume-1')
+        clear.assert_not_called()
+
+
+class CheckTest(GroupTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.command.answer('vgs --reportformat json --noheadings',
+                            json.dumps({'report': [{'vg': [
+                                {'pv_name': '/dev/null'},
+                                {'pv_name': '/dev/zero'}]}]}))
+        self.command.answer('vgs', vgs(vg_size='1', vg_free='1'))
+        self.command.answer('lvs', lvs())
+        self.sizes = self.patch(
+            'cinder_localstor.node.lvm._logical_block_size',
+            side_effect={'null': 512, 'zero': 4096}.get)
+
+    def test_missing_group_names_the_option(self):
+        self.command.fail('vgs', 'Volume group "disks" not found')
+        error = self.assertRaises(exception.VolumeGroupMissing,
+                                  self.group.check)
+        for part in ('disks', 'node1', 'option volume_group'):
+            self.assertIn(part, str(error))
+
+    def test_volumes_are_activated(self):
+        self.group.check()
+        self.assertIn('vgchange --activate y disks', self.command.ran)
+
+    def test_largest_blocks_count(self):
+        self.group.check()
+        self.assertEqual(4096, self.group.block_size())
+
+    def test_pool_is_made_once(self):
+        group = self.make('thin')
+        group.check()
+        self.assertEqual(['lvcreate --yes --thinpool disks-pool --extents '
+                          '95%VG disks'], self.command.ran_of('lvcreate'))
+        self.command.answer('lvs', lvs(row('disks-pool')))
+        group.check()
+        self.assertEqual(1, len(self.command.ran_of('lvcreate')))
+
+    def test_auto_takes_the_pool_that_is_there(self):
+        group = self.make('auto')
+        group.check()
+        self.assertFalse(group.thin)
+        self.command.answer('lvs', lvs(row('disks-pool')))
+        group = self.make('auto')
+        group.check()
+        self.assertTrue(group.thin)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import os
+import stat
+import tempfile
+import time
+import unittest
+from unittest import mock
+
+import ddt
+
+from cinder_localstor.node import privileged
+
+ZERO = b'\0'
+
+
+class PrivilegedTestCase(unittest.TestCase):
+    """Without the daemon, and with programs that are scripts of ours."""
+
+    def setUp(self):
+        self.addCleanup(privileged.CONTEXT.set_client_mode,
+                        privileged.CONTEXT.client_mode)
+        privileged.CONTEXT.set_client_mode(False)
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = directory.name
+        path = mock.patch.dict('os.environ', {
+            'PATH': self.directory + os.pathsep + os.environ['PATH'],
+            'TELLTALE': 'x'})
+        path.start()
+        self.addCleanup(path.stop)
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def program(self, name, text):
+        with open(self.path(name), 'w') as file:
+            file.write('#!/bin/sh\n' + text)
+        os.chmod(self.path(name), stat.S_IRWXU)
+
+
+@ddt.ddt
+class RunTest(PrivilegedTestCase):
+
+    def test_status_and_both_outputs(self):
+        self.program('lvs', 'echo "out $1"; echo err >&2; exit 5')
+        self.assertEqual((5, 'out x y\n', 'err\n'),
+                         privileged.run(['lvs', 'x y'], 10))
+
+    @ddt.data('sh', 'rm', '/usr/sbin/lvs', '../lvs', '')
+    def test_other_programs_are_refused(self, name):
+        self.program('rm', 'exit 0')
+        self.assertRaises(ValueError, privileged.run, [name, '-c', 'true'],
+                          10)
+
+    def test_no_shell_reads_the_arguments(self):
+        self.program('lvs', 'echo "$1"')
+        self.assertEqual((0, '$(id); x\n', ''),
+                         privileged.run(['lvs', '$(id); x'], 10))
+
+    def test_output_is_that_of_the_c_locale(self):
+        self.program('lvs', 'echo $LC_ALL $TELLTALE')
+        self.assertEqual('C\n', privileged.run(['lvs'], 10)[1])
+
+    def test_output_that_is_no_text(self):
+        self.program('lvs', r"printf '\377'")
+        self.assertEqual(1, len(privileged.run(['lvs'], 10)[1]))
+
+    def test_input_is_empty(self):
+        self.program('lvs', 'cat')
+        self.assertEqual((0, '', ''), privileged.run(['lvs'], 10))
+
+    def run_hanging(self, text):
+        self.program('lvs', text)
+        before = time.monotonic()
+        result = privileged.run(['lvs'], 0.3)
+        self.assertLess(time.monotonic() - before, 5)
+        self.assertEqual((privileged.TIMED_OUT, '', ''), result)
+
+    def assert_dead(self, pid):
+        for _try in range(50):
+            try:
+                with open('/proc/%d/stat' % pid) as file:
+                    if file.read().split(') ')[1][0] == 'Z':
+                        return
+            except FileNotFoundError:
+                return
+            time.sleep(0.05)
+        self.fail('%d lives' % pid)
+
+    def pid(self, name):
+        with open(self.path(name)) as file:
+            return int(file.read())
+
+    def test_hanging_command_is_killed(self):
+        self.run_hanging('echo $$ > %s; exec sleep 60' % self.path('pid'))
+        self.assert_dead(self.pid('pid'))
+
+    def test_its_children_are_killed_too(self):
+        self.run_hanging('sleep 60 & echo $! > %s; wait' % self.path('pid'))
+        self.assert_dead(self.pid('pid'))
+
+    def test_command_that_ignores_signals_is_killed(self):
+        self.run_hanging('trap "" TERM INT HUP; sleep 60 & sleep 60')
+
+    def test_child_that_keeps_the_output_open_does_not_block(self):
+        self.run_hanging('setsid sleep 2 & exec sleep 60')
+
+
+class FileTest(PrivilegedTestCase):
+
+    def make(self, content=b''):
+        path = self.path('device')
+        with open(path, 'wb') as file:
+            file.write(content)
+        return path
+
+    def read(self, path):
+        with open(path, 'rb') as file:
+            return file.read()
+
+    def test_zeros_are_written_to_the_end_and_no_further(self):
+        size = privileged.CHUNK + 100
+        path = self.make(b'x' * (size + 50))
+        privileged.zero(path, size)
+        self.assertEqual(ZERO * size + b'x' * 50, self.read(path))
+
+    def test_zeros_are_durable(self):
+        path = self.make(b'x' * 4096)
+        with mock.patch('os.fsync') as synced:
+            privileged.zero(path, 4096)
+        synced.assert_called_once()
+
+    def test_missing_device_is_no_file_to_make(self):
+        self.assertRaises(FileNotFoundError, privileged.zero,
+                          self.path('absent'), 4096)
+        self.assertFalse(os.path.exists(self.path('absent')))
+
+    def test_flush(self):
+        with mock.patch('os.fsync') as synced:
+            privileged.flush(self.make())
+        synced.assert_called_once()
+
+    def test_descriptors_are_closed_after_a_failure(self):
+        path = self.make(b'x')
+        before = len(os.listdir('/proc/self/fd'))
+        with mock.patch('os.fsync', side_effect=OSError):
+            self.assertRaises(OSError, privileged.flush, path)
+            self.assertRaises(OSError, privileged.zero, path, 1)
+        # A file is no block device.
+        self.assertRaises(OSError, privileged.forget_cached, path)
+        self.assertEqual(before, len(os.listdir('/proc/self/fd')))
+
+    def test_rules_are_written_once(self):
+        path = self.path('run/rules.d/56.rules')
+        self.assertTrue(privileged.install_udev_rules(path, 'text'))
+        self.assertFalse(privileged.install_udev_rules(path, 'text'))
+        self.assertTrue(privileged.install_udev_rules(path, 'other'))
+        self.assertEqual(b'other', self.read(path))
