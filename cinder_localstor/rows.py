@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import typing
 from typing import Any
 import uuid
 
@@ -77,11 +78,9 @@ class Move:
         return self.transfer.volume_id
 
 
-
 def future_copy_name(move_id: str) -> str:
     """Name of the logical volume that a move will make."""
     return db.CONF.volume_name_template % move_id
-
 
 
 def generation_of(ctxt: context.RequestContext, volume_id: str) -> int:
@@ -187,13 +186,8 @@ def _flatten(move: transfer.Transfer) -> dict[str, str]:
 
 
 def _unflatten(metadata: dict[str, str]) -> Move:
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(transfer.Transfer):
-        if field.name != 'export':
-            values[field.name] = field.type(metadata[PREFIX + field.name])
-    export = {field.name: field.type(
-        metadata['%sexport_%s' % (PREFIX, field.name)])
-        for field in dataclasses.fields(interface.Export)}
+    values = _read(transfer.Transfer, metadata, PREFIX)
+    export = _read(interface.Export, metadata, PREFIX + 'export_')
     return Move(
         transfer=transfer.Transfer(export=interface.Export(**export),
                                    **values),
@@ -202,6 +196,15 @@ def _unflatten(metadata: dict[str, str]) -> Move:
         done=_words(metadata.get(DONE, '')),
         leaving=_words(metadata.get(LEAVING, '')),
         problem=metadata.get(PROBLEM, ''))
+
+
+def _read(kind: type, metadata: dict[str, str], prefix: str
+          ) -> dict[str, Any]:
+    """The fields of a dataclass that are plain words or numbers."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name](metadata[prefix + field.name])
+            for field in dataclasses.fields(kind)
+            if hints[field.name] in (str, int)}
 
 
 def _words(text: str) -> tuple[str, ...]:

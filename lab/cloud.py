@@ -144,7 +144,7 @@ class Cloud:
                 'devices in it.')
         self._check_programs()
         with self._locked():
-            if self.running and self._settings()['complete']:
+            if self.running and self._settings().get('complete', True):
                 return False
             # What a crashed lab may have left.
             self._take_down()

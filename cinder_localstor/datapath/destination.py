@@ -177,7 +177,8 @@ def choose_regions(size: int, configuration) -> dict[str, int]:
     They are kept with the move: the map has a meaning only with its region
     size, whatever the options say tomorrow (hazard H10).
     """
-    return {'region_sectors': regions.region_sectors(
-                size, configuration.localstor_region_size),
+    sectors = regions.region_sectors(size,
+                                     configuration.localstor_region_size)
+    return {'region_sectors': sectors,
             'threshold': configuration.localstor_hydration_threshold,
             'batch': configuration.localstor_hydration_batch}

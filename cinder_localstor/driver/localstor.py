@@ -236,8 +236,7 @@ class LocalStorDriver(driver.VolumeDriver):
         if kind is Connection.REMOTE:
             return self._remote.connect(volume, connector)
         copy = volume.name
-        if kind is Connection.MOVE:
-            assert peer is not None
+        if kind is Connection.MOVE and peer:
             try:
                 copy = self._move(volume, peer)
             except (exception.NotEnoughSpace, exception.PeerFailed) as error:

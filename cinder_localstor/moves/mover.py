@@ -45,9 +45,10 @@ class Mover:
     def __init__(self, host: str, node: interface.Node,
                  path: engine.Engine, peers: rpc.PeerAPI,
                  configuration: Any,
-                 workers: futurist.Executor | None = None) -> None:
+                 workers: Any = None) -> None:
         """:param host: ``host@backend`` of this node
-        :param workers: where moves are looked after
+        :param workers: where moves are looked after, a pool of its own if
+            it is None
         """
         self.host = host
         self._node = node

@@ -423,10 +423,8 @@ class _Judge:
             yield 'logical volume %s/%s is missing' % (self._group.name,
                                                        copy.name)
         iqn = move.transfer.export.iqn
-        if facts.connected is not None and not facts.connected.get(iqn):
-            yield ('there is no %s with the source, %s'
-                   % ('disk in the session' if iqn in facts.connected
-                      else 'session', iqn))
+        if facts.connected is not None and iqn not in facts.connected:
+            yield 'there is no working session with the source, %s' % iqn
         if facts.devices is not None:
             nodes = self._arriving.node_names(move.transfer)
             yield from ('device %s is missing' % name for name in nodes

@@ -138,12 +138,13 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
             'dmsetup status')
         tables = parse_segments(self._command.run('dmsetup', 'table'),
                                 'dmsetup table')
-        return {name: dataclasses.replace(
-            device, status=tuple(status.get(name, ())),
-            under=tuple(names.get(found, found)
-                        for segment in tables.get(name, ())
-                        for found in DEVICE.findall(segment.arguments)))
-            for name, device in devices.items()}
+        for name, device in devices.items():
+            devices[name] = dataclasses.replace(
+                device, status=tuple(status.get(name, ())),
+                under=tuple(names.get(found, found)
+                            for segment in tables.get(name, ())
+                            for found in DEVICE.findall(segment.arguments)))
+        return devices
 
     def path(self, name: str) -> str:
         return '/dev/mapper/' + name

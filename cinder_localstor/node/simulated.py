@@ -196,13 +196,16 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
 
     @_fallible
     def devices(self) -> dict[str, interface.Device]:
-        return {name: interface.Device(
-            name=name, open_count=node.open_count,
-            suspended=node.suspended,
+        return {name: self._describe(name, node)
+                for name, node in self.nodes.items()}
+
+    def _describe(self, name: str, node: Mapped) -> interface.Device:
+        under = tuple(self._mapped_name(device)
+                      for device in self._devices_of(node))
+        return interface.Device(
+            name=name, open_count=node.open_count, suspended=node.suspended,
             read_only=node.read_only, status=(self._status(node),),
-            under=tuple(self._mapped_name(device)
-                        for device in self._devices_of(node)))
-            for name, node in self.nodes.items()}
+            under=under)
 
     def _mapped_name(self, path: str) -> str:
         _dev, group, name = path.strip('/').split('/')
@@ -436,11 +439,12 @@ class SimulatedNode:
     def check_device(self, path: str) -> None:
         """:raises CommandFailed: there is no such device"""
         _dev, group, name = path.strip('/').split('/')
-        there = {'mapper': self.device_mapper.nodes,
-                 'group': self.volumes.disks,
-                 'iscsi': {export.serial: export for export
-                           in self.initiator.sessions.values()}}[group]
-        if name not in there:
+        there = {
+            'mapper': set(self.device_mapper.nodes),
+            'group': set(self.volumes.disks),
+            'iscsi': {export.serial for export
+                      in self.initiator.sessions.values()}}
+        if name not in there[group]:
             raise exception.CommandFailed(
                 command='open ' + path, host=self.host,
                 reason='No such device')

@@ -8,6 +8,7 @@ import unittest
 from unittest import mock
 
 import ddt
+from eventlet import patcher
 
 from cinder_localstor.node import privileged
 
@@ -21,6 +22,12 @@ class PrivilegedTestCase(unittest.TestCase):
         self.addCleanup(privileged.CONTEXT.set_client_mode,
                         privileged.CONTEXT.client_mode)
         privileged.CONTEXT.set_client_mode(False)
+        # The daemon is a process of its own, without eventlet's patches,
+        # which Cinder's fixtures bring into this one.
+        original = mock.patch.object(privileged, 'subprocess',
+                                     patcher.original('subprocess'))
+        original.start()
+        self.addCleanup(original.stop)
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         self.directory = directory.name

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+LAB := $(PYTHON) -W ignore -m lab
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test unit-test lab-test lab-up lab-down clean
+
+help:
+	@echo 'make demo      a volume follows its instance: the main job, on the lab'
+	@echo 'make test      every test: unit, style, types, docs, lab'
+	@echo 'make lab-up    a cloud to try things by hand ($(LAB) --help)'
+	@echo 'make lab-down  end it, with all that it started'
+	@echo 'make unit-test, make lab-test   parts of make test'
+
+setup: $(READY)
+
+# Installs what is missing of Debian's packages, and a virtual environment
+# with the pinned OpenStack.
+$(READY): bindep.txt constraints.txt requirements.txt test-requirements.txt \
+          lab/requirements.txt setup.cfg
+	python3 -c 'import ensurepip' || \
+	    (apt-get update && apt-get install -y python3-venv)
+	python3 -m venv --clear $(VENV)
+	$(VENV)/bin/pip install --quiet bindep uv
+	missing=$$($(VENV)/bin/bindep -b lab); test -z "$$missing" || \
+	    (apt-get update && DEBIAN_FRONTEND=noninteractive \
+	     apt-get install -y --no-install-recommends $$missing)
+	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) \
+	    -c constraints.txt -r requirements.txt -r test-requirements.txt \
+	    -r lab/requirements.txt
+	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) tox tox-uv
+	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps -e .
+	$(PYTHON) -W ignore -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
+	touch $@
+
+demo: setup
+	$(PYTHON) -W ignore -m lab.demo
+
+test: unit-test lab-test
+
+unit-test: setup
+	$(VENV)/bin/tox run
+
+# The lab's own tests share one lab; it is taken down whatever comes of them.
+lab-test: setup
+	TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color; status=$$?; \
+	    $(LAB) --name test down && exit $$status
+
+lab-up: setup
+	$(LAB) up
+
+# Whatever this checkout has started
+lab-down: setup
+	for name in default demo test; do $(LAB) --name $$name down; done
+
+clean: lab-down
+	rm -rf $(VENV) .lab .tox .stestr .mypy_cache doc/build

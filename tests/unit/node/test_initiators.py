@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import os
+import tempfile
+import unittest
+from unittest import mock
+
+import ddt
+from os_brick import exception as brick_exception
+from oslo_concurrency import processutils
+
+from cinder_localstor import exception
+from cinder_localstor.node import initiators
+from cinder_localstor.node import interface
+from cinder_localstor.node import secrets
+from tests.unit.node import fakes
+
+IQN = 'iqn.2010-10.org.openstack:localstor-x'
+SERIAL = '6f9619ff-8b86-4d01-b42d-00cf4fc964ff'
+PASSWORD = 'Hush-5678'
+EXPORT = interface.Export('192.0.2.1:3260', IQN, 1, SERIAL, 'iqn.b', 'user',
+                          PASSWORD)
+
+
+def page(serial, code=0x80):
+    return bytes([0, code]) + len(serial).to_bytes(2, 'big') + serial
+
+
+@ddt.ddt
+class SerialTest(unittest.TestCase):
+
+    @ddt.data((page(b'abc'), 'abc'), (page(b'abc\0\0'), 'abc'),
+              (page(b'  abc'), 'abc'), (page(b''), ''),
+              (page(b'abc') + b'more', 'abc'), (page(b'\xff'), '\ufffd'))
+    @ddt.unpack
+    def test_page(self, data, expected):
+        self.assertEqual(expected, initiators.parse_serial(data))
+
+    @ddt.data(b'', b'\0', b'\0\x80\0', page(b'abc', 0x83), page(b'abc')[:-1],
+              b'\0\x80\xff\xff')
+    def test_corrupt_page_is_refused(self, data):
+        self.assertRaises(ValueError, initiators.parse_serial, data)
+
+
+class SessionsTest(unittest.TestCase):
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.root = directory.name
+
+    def session(self, number, disk='', **files):
+        path = os.path.join(self.root, 'session%d' % number)
+        os.makedirs(os.path.join(path, 'device'))
+        for name, text in files.items():
+            with open(os.path.join(path, name), 'w') as file:
+                file.write(text + '\n')
+        if disk:
+            os.makedirs(os.path.join(path, 'device', 'target7:0:0',
+                                     '7:0:0:1', 'block', disk))
+
+    def test_no_sessions(self):
+        self.assertEqual({}, initiators.sessions(self.root))
+        self.assertEqual({}, initiators.sessions('/absent'))
+
+    def test_disk_and_state(self):
+        self.session(1, 'sdb', targetname=IQN, state='LOGGED_IN')
+        self.session(2, targetname='other', state='FAILED')
+        self.assertEqual(
+            {IQN: initiators.Session('/dev/sdb', 'LOGGED_IN'),
+             'other': initiators.Session('', 'FAILED')},
+            initiators.sessions(self.root))
+
+    def test_session_that_is_gone_in_the_meantime(self):
+        self.session(1, targetname=IQN)
+        self.assertEqual({}, initiators.sessions(self.root))
+
+
+@ddt.ddt
+class BrickTest(unittest.TestCase):
+
+    def setUp(self):
+        self.addCleanup(secrets.forget, PASSWORD)
+        self.command = fakes.FakeCommands()
+        self.initiator = initiators.BrickInitiator(self.command)
+        self.connector = mock.Mock()
+        self.initiator._connector = self.connector
+        self.sessions = {}
+        for name, value in (('sessions', lambda: self.sessions),):
+            patched = mock.patch.object(initiators, name, value)
+            patched.start()
+            self.addCleanup(patched.stop)
+        patched = mock.patch('socket.create_connection')
+        self.knock = patched.start()
+        self.addCleanup(patched.stop)
+        self.serial = SERIAL.encode()
+        patched = mock.patch('builtins.open', side_effect=self.open)
+        patched.start()
+        self.addCleanup(patched.stop)
+        self.connector.connect_volume.side_effect = self.log_in
+
+    def open(self, path, mode='r'):
+        self.assertEqual('/sys/class/block/sdb/device/vpd_pg80', path)
+        return mock.mock_open(read_data=page(self.serial))()
+
+    def log_in(self, _properties=None, disk='/dev/sdb', state='LOGGED_IN'):
+        self.sessions[IQN] = initiators.Session(disk, state)
+
+    def connect(self):
+        return self.initiator.connect(EXPORT)
+
+    def test_connect(self):
+        self.assertEqual('/dev/sdb', self.connect())
+        properties = self.connector.connect_volume.call_args.args[0]
+        self.assertEqual(
+            ('192.0.2.1:3260', IQN, 1, 'CHAP', 'user', PASSWORD),
+            tuple(properties[name] for name in (
+                'target_portal', 'target_iqn', 'target_lun', 'auth_method',
+                'auth_username', 'auth_password')))
+        self.assertEqual([], self.command.ran)
+
+    def test_connected_disk_is_not_connected_again(self):
+        self.log_in()
+        self.assertEqual('/dev/sdb', self.connect())
+        self.connector.connect_volume.assert_not_called()
+
+    def test_session_that_does_not_work_is_ended_first(self):
+        for disk, state in (('/dev/sda', 'FAILED'), ('', 'LOGGED_IN')):
+            self.command.ran.clear()
+            self.log_in(disk=disk, state=state)
+            self.connect()
+            self.assertEqual(
+                ['iscsiadm --mode node --targetname %s --portal '
+                 '192.0.2.1:3260 %s' % (IQN, action)
+                 for action in ('--logout', '--op delete')],
+                self.command.ran)
+
+    def test_dead_portal_is_noticed_soon(self):
+        self.knock.side_effect = OSError('No route to host')
+        with self.assertRaises(exception.SourceUnreachable) as caught:
+            self.connect()
+        for part in ('192.0.2.1:3260', 'No route', IQN):
+            self.assertIn(part, str(caught.exception))
+        self.connector.connect_volume.assert_not_called()
+        self.knock.assert_called_once_with(('192.0.2.1', 3260),
+                                           initiators.PORTAL_TIMEOUT)
+
+    def test_address_of_version_6(self):
+        self.initiator.connect(interface.Export(
+            '[2001:db8::1]:3260', IQN, 1, SERIAL, 'iqn.b', 'user', PASSWORD))
+        self.assertEqual(('2001:db8::1', 3260), self.knock.call_args.args[0])
+
+    @ddt.data(brick_exception.VolumeDeviceNotFound(device='x'),
+              processutils.ProcessExecutionError(cmd='set ' + PASSWORD))
+    def test_failure_names_the_source_and_no_secret(self, error):
+        self.connector.connect_volume.side_effect = error
+        with self.assertRaises(exception.SourceUnreachable) as caught:
+            self.connect()
+        self.assertIn(IQN, str(caught.exception))
+        self.assertNotIn(PASSWORD, str(caught.exception))
+
+    def test_session_without_a_disk_is_no_source(self):
+        self.connector.connect_volume.side_effect = None
+        self.assertRaises(exception.SourceUnreachable, self.connect)
+
+    @ddt.data(b'another', b'')
+    def test_disk_of_another_volume_is_never_taken(self, serial):
+        self.log_in()
+        self.serial = serial
+        with self.assertRaises(exception.StaleSession) as caught:
+            self.connect()
+        self.assertIn('iscsiadm -m node -T %s --logout' % IQN,
+                      str(caught.exception))
+
+    def test_disk_that_does_not_tell_is_never_taken(self):
+        with mock.patch('builtins.open', side_effect=OSError('gone')):
+            self.assertRaises(exception.StaleSession, self.connect)
+
+    def test_target_without_serial_numbers_is_believed(self):
+        self.serial = b'made up'
+        export = interface.Export('192.0.2.1:3260', IQN, 0, '', 'iqn.b',
+                                  'user', PASSWORD)
+        self.assertEqual('/dev/sdb', self.initiator.connect(export))
+
+    def test_disconnect_flushes_what_works(self):
+        self.log_in()
+        self.initiator.disconnect(EXPORT)
+        self.connector.disconnect_volume.assert_called_once()
+
+    def test_disconnect_of_what_is_gone_does_nothing(self):
+        self.initiator.disconnect(EXPORT)
+        self.connector.disconnect_volume.assert_not_called()
+        self.assertEqual([], self.command.ran)
+
+    def test_disconnect_of_what_does_not_work_does_not_wait_for_it(self):
+        self.log_in(state='FAILED')
+        self.initiator.disconnect(EXPORT)
+        self.connector.disconnect_volume.assert_not_called()
+        self.assertEqual(2, len(self.command.ran))
+
+    def test_only_what_works_is_connected(self):
+        self.log_in(state='FAILED')
+        self.assertEqual({}, self.initiator.connected())
+        self.log_in()
+        self.assertEqual({IQN: '/dev/sdb'}, self.initiator.connected())
+
+    def test_name_is_asked_once(self):
+        self.connector.get_initiator.return_value = 'iqn.a'
+        for _time in range(2):
+            self.assertEqual('iqn.a', self.initiator.name())
+        self.connector.get_initiator.assert_called_once_with()

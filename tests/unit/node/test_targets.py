@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import io
+import logging
+import os
+import tempfile
+from unittest import mock
+
+import ddt
+
+from cinder_localstor import exception
+from cinder_localstor.node import targets
+from tests.unit import base
+
+MOVE = '6f9619ff-8b86-4d01-b42d-00cf4fc964ff'
+OTHER = '7f9619ff-8b86-4d01-b42d-00cf4fc964ff'
+INITIATOR = 'iqn.1993-08.org.debian:b'
+SHOWN = '''\
+Target 1: iqn.2010-10.org.openstack:volume-%s
+    System information:
+Target 2: iqn.2010-10.org.openstack:localstor-%s
+    System information:
+        Driver: iscsi
+'''
+
+
+@ddt.ddt
+class ParseTest(base.TestCase):
+
+    @ddt.data(('', set()), ('garbage \0', set()),
+              (SHOWN % (OTHER, MOVE), {MOVE}),
+              ('iqn.2010-10.org.openstack:localstor-%s\n'
+               'iqn.2010-10.org.openstack:localstor-%s\n' % (MOVE, OTHER),
+               {MOVE, OTHER}),
+              ('iqn.2010-10.org.openstack:localstor-6f9619ff', set()))
+    @ddt.unpack
+    def test_moves_are_found_among_other_targets(self, text, expected):
+        self.assertEqual(expected, targets.parse_targets(text))
+
+
+class TargetTestCase(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = directory.name
+        self.override('volumes_dir', self.directory)
+        self.override('target_prefix', 'iqn.2010-10.org.openstack:')
+
+
+@ddt.ddt
+class ChoiceTest(TargetTestCase):
+
+    @ddt.data(('tgtadm', targets.TgtSourceTarget),
+              ('lioadm', targets.LioSourceTarget))
+    @ddt.unpack
+    def test_target_helper_decides(self, helper, expected):
+        self.override('target_helper', helper)
+        self.assertIsInstance(targets.source_target(self.configuration),
+                              expected)
+
+    def test_helper_that_can_not_do_it_is_refused_by_name(self):
+        self.override('target_helper', 'scstadmin')
+        error = self.assertRaises(exception.LocalStorException,
+                                  targets.source_target, self.configuration)
+        for part in ('scstadmin', 'tgtadm', 'lioadm'):
+            self.assertIn(part, str(error))
+
+
+class TgtTest(TargetTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.target = targets.TgtSourceTarget(self.configuration)
+        self.export = self.target.describe(MOVE, INITIATOR)
+        self.shown = self.patch('cinder.privsep.targets.tgt.tgtadm_show',
+                                return_value=(SHOWN % (OTHER, OTHER), ''))
+        self.deleted = self.patch(
+            'cinder.privsep.targets.tgt.tgtadmin_delete')
+        self.made = self.patch('cinder.volume.targets.tgt.TgtAdm.'
+                               'create_iscsi_target', autospec=True)
+
+    def there(self):
+        self.shown.return_value = (SHOWN % (OTHER, MOVE), '')
+
+    def test_description(self):
+        self.override('target_port', 3333)
+        export = self.target.describe(MOVE, INITIATOR)
+        self.assertEqual(
+            ('192.0.2.1:3333', 'iqn.2010-10.org.openstack:localstor-' + MOVE,
+             1, MOVE, INITIATOR),
+            (export.portal, export.iqn, export.lun, export.serial,
+             export.initiator))
+
+    def test_secrets_differ_from_move_to_move(self):
+        other = self.target.describe(MOVE, INITIATOR)
+        self.assertNotEqual(other.password, self.export.password)
+        self.assertNotIn(other.password, repr(other))
+
+    def test_export(self):
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        self.made.assert_called_once_with(
+            mock.ANY, self.export.iqn, 0, 1, '/dev/mapper/v-handle',
+            (self.export.username, self.export.password))
+
+    def test_export_is_direct_read_only_and_for_one_initiator(self):
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        text = self.made.call_args.args[0].VOLUME_CONF % {
+            'name': self.export.iqn, 'path': '/dev/mapper/v-handle',
+            'driver': 'iscsi', 'chap_auth': 'incominguser u p'}
+        lines = [line.strip() for line in text.splitlines()]
+        for line in ('bsoflags direct', 'readonly 1', 'scsi_sn ' + MOVE,
+                     'initiator-name ' + INITIATOR, 'incominguser u p',
+                     '<backing-store /dev/mapper/v-handle>'):
+            self.assertIn(line, lines)
+
+    def test_export_that_is_there_is_not_made_again(self):
+        self.there()
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        self.made.assert_not_called()
+
+    def test_tgtd_does_not_know_the_export_after_a_restart(self):
+        path = os.path.join(self.directory, 'localstor-' + MOVE)
+        self.made.side_effect = lambda *_args: open(path, 'w').close()
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        self.assertFalse(os.path.exists(path))
+
+    def test_unexport_ends_its_sessions(self):
+        self.there()
+        self.target.unexport(MOVE)
+        self.deleted.assert_called_once_with(self.export.iqn, force=True)
+
+    def test_unexport_of_what_is_gone_does_nothing(self):
+        self.target.unexport(MOVE)
+        self.deleted.assert_not_called()
+
+    def test_secret_is_in_no_log(self):
+        out = io.StringIO()
+        handler = logging.StreamHandler(out)
+        logging.getLogger().addHandler(handler)
+        self.addCleanup(logging.getLogger().removeHandler, handler)
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        logging.getLogger('cinder.volume.targets.tgt').error(
+            'Writes %s', {'chap_auth': self.export.password})
+        self.assertIn('Writes', out.getvalue())
+        self.assertNotIn(self.export.password, out.getvalue())
+
+
+class LioTest(TargetTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.patch('cinder_localstor.node.targets.CONFIGFS', self.directory)
+        self.protected = self.patch(
+            'cinder_localstor.node.privileged.protect_mapped_luns')
+        self.target = targets.LioSourceTarget(self.configuration)
+        self.driver = mock.Mock()
+        self.target._driver = self.driver
+        self.export = self.target.describe(MOVE, INITIATOR)
+
+    def there(self):
+        os.mkdir(os.path.join(self.directory, self.export.iqn))
+
+    def test_it_tells_no_serial_number(self):
+        self.assertEqual(('', 0), (self.export.serial, self.export.lun))
+
+    def test_export_is_made_admitted_and_protected(self):
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        self.assertEqual(
+            (self.export.iqn, 0, 0, '/dev/mapper/v-handle',
+             (self.export.username, self.export.password)),
+            self.driver.create_iscsi_target.call_args.args)
+        volume, connector = self.driver.initialize_connection.call_args.args
+        self.assertIn(self.export.password, volume['provider_auth'])
+        self.assertEqual({'initiator': INITIATOR}, connector)
+        self.protected.assert_called_once_with(self.export.iqn, INITIATOR)
+
+    def test_export_that_is_there_is_protected_again(self):
+        self.there()
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        self.driver.create_iscsi_target.assert_not_called()
+        self.protected.assert_called_once()
+
+    def test_unexport(self):
+        self.there()
+        self.target.unexport(MOVE)
+        self.driver.remove_iscsi_target.assert_called_once_with(
+            0, 0, MOVE, 'localstor-' + MOVE)
+
+    def test_unexport_of_what_is_gone_does_nothing(self):
+        self.target.unexport(MOVE)
+        self.driver.remove_iscsi_target.assert_not_called()
+
+    def test_nothing_is_exported_without_the_module(self):
+        self.patch('cinder_localstor.node.targets.CONFIGFS', '/absent')
+        self.assertEqual(set(), self.target.exported())
+
+
+class RemoteTest(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.override('target_helper', 'fake')
+        self.driver = mock.Mock()
+        self.patch('oslo_utils.importutils.import_object',
+                   return_value=self.driver)
+        self.remote = targets.RemoteTarget({'fake': 'some.Driver'},
+                                           self.configuration)
+
+    def test_export_gives_the_fields_of_the_row(self):
+        self.driver.create_export.return_value = {'location': 'l',
+                                                  'auth': 'a'}
+        self.assertEqual({'provider_location': 'l', 'provider_auth': 'a'},
+                         self.remote.export(self.ctxt, 'v', '/dev/x'))
+
+    def test_connector_is_checked_before_it_is_admitted(self):
+        self.driver.validate_connector.side_effect = ValueError
+        self.assertRaises(ValueError, self.remote.connect, 'v', {})
+        self.driver.initialize_connection.assert_not_called()
