@@ -140,6 +140,14 @@ class MetadataMissing(LocalStorException):
                 "logical volume back before the volume is used.")
 
 
+class EngineFailed(LocalStorException):
+    message = _("The %(engine)s under %(name)s (move %(move_id)s) on %(host)s "
+                "has failed and accepts no more writes: its region map or "
+                "its disk can't be written. Look for disk errors with "
+                "'dmesg', mend them, then restart cinder-volume after "
+                "'dmsetup remove' of the handle and the engine's node.")
+
+
 class GenerationTooOld(LocalStorException):
     message = _("Logical volume '%(name)s' on %(host)s holds generation "
                 "%(found)s of volume %(volume_id)s, the present one is "

@@ -302,10 +302,9 @@ def _put(session: Any, volume_id: str, key: str, value: str) -> None:
     changed = session.query(row).filter(
         row.volume_id == volume_id, row.key == key,
         row.deleted == sa.false()
-    ).update({'value': value[:MOST_CHARACTERS]}, synchronize_session=False)
+    ).update({'value': value}, synchronize_session=False)
     if not changed:
-        session.add(row(volume_id=volume_id, key=key,
-                        value=value[:MOST_CHARACTERS]))
+        session.add(row(volume_id=volume_id, key=key, value=value))
 
 
 def record_done(ctxt: context.RequestContext, move: Move,
@@ -319,7 +318,11 @@ def record_done(ctxt: context.RequestContext, move: Move,
 
 def record_problem(ctxt: context.RequestContext, move: Move, problem: str
                    ) -> Move:
-    """Note what keeps a move from going on."""
+    """Note what keeps a move from going on.
+
+    Nothing but this is ever cut to fit.
+    """
+    problem = problem[:MOST_CHARACTERS]
     if problem != move.problem:
         _record(ctxt, move, PROBLEM, problem)
     return dataclasses.replace(move, problem=problem)

@@ -245,8 +245,11 @@ class Node:
         effect when the service is started the next time.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._save('options.json',
-                   services.merged(self._options(), sections or {}))
+        merged = services.merged(self._options(), sections or {})
+        self._save('options.json', {
+            section: {key: value for key, value in options.items()
+                      if value is not None}
+            for section, options in merged.items()})
         self._save('environment.json',
                    self.environment | dict(environment or {}))
         self.write_files(services.named(node_services.SERVICES,

@@ -119,7 +119,7 @@ def _table_of(backend: report.Backend) -> rich_table.Table:
             ('handle on', {'overflow': 'fold'}),
             ('state', {}), ('peer', {}), ('arrived', {}), ('', {}),
             ('rate', {'justify': 'right'}), ('end in', {'justify': 'right'})):
-        grid.add_column(title, **options)  # type: ignore[arg-type]
+        grid.add_column(title, **options)
     for copy in backend.copies:
         grid.add_row(
             text.Text('!', WRONG) if copy.problems else text.Text('+', WELL),

@@ -110,7 +110,8 @@ class Handles:
                 group=self._node.volumes.name, name=standing.name,
                 host='this node') from error
         found = transfer.read_tags(volume.tags)
-        generation = int(found.get('generation', standing.generation))
+        generation = transfer.read_number(found, 'generation',
+                                          standing.generation)
         if 'move' in found or generation < standing.generation:
             raise exception.GenerationTooOld(
                 name=standing.name, host='this node',

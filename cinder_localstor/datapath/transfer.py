@@ -70,3 +70,11 @@ def read_tags(found: frozenset[str]) -> dict[str, str]:
     """The values that :func:`tags` wrote; tags of others are passed over."""
     matches = filter(None, map(TAG.fullmatch, found))
     return {match['key']: match['value'] for match in matches}
+
+
+def read_number(values: dict[str, str], key: str, default: int) -> int:
+    """A number of a tag; 0 when it is none, so that it counts as too old."""
+    try:
+        return int(values.get(key, default))
+    except ValueError:
+        return 0

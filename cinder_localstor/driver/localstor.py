@@ -279,20 +279,3 @@ class LocalStorDriver(driver.VolumeDriver):
             self._mover.look_soon(move)
         if volume.provider_location and connector:
             self._remote.disconnect(volume, connector)
-
-    # What comes later, said as Cinder expects it
-
-    def create_snapshot(self, snapshot: objects.Snapshot) -> None:
-        raise NotImplementedError()
-
-    def delete_snapshot(self, snapshot: objects.Snapshot) -> None:
-        raise NotImplementedError()
-
-    def create_volume_from_snapshot(self, volume: objects.Volume,
-                                    snapshot: objects.Snapshot) -> None:
-        raise NotImplementedError()
-
-    def create_cloned_volume(self, volume: objects.Volume,
-                             src_vref: objects.Volume) -> None:
-        # Cinder makes an ordinary copy then.
-        raise NotImplementedError()

@@ -153,6 +153,10 @@ class Executor:
                 and not self._arriving.is_connected(move.transfer)):
             for step in table.RECONNECT:
                 self._run(move, step.side, [step.name])
+        if progress.hydration is engine.Hydration.FAILED:
+            raise exception.EngineFailed(
+                engine=move.transfer.engine, move_id=move.move_id,
+                host=self.host, name=move.transfer.destination_name)
         if (progress.hydration is engine.Hydration.OFF
                 and 'start_hydration' in move.done):
             return rows.record_done(ctxt, move, tuple(
@@ -187,6 +191,11 @@ class Executor:
         The destination's part is done when this returns.  The source's is
         done later where the source is away.
         """
+        if move.state == table.State.ABORTING:
+            # The volume is home again, and what is left of the move on the
+            # peer is removed anyway.  Only the export is in the way.
+            self._steps.run(move.transfer, ['unexport_source'])
+            return
         discarding = rows.change_state(ctxt, move,
                                        table.State.DISCARDING.value)
         try:

@@ -34,6 +34,8 @@ LOG = logging.getLogger(__name__)
 WORKERS = 8
 # Seconds
 SOON = 1
+# Stands among the busy moves for the look at all exports.
+EXPORTS = 'exports'
 
 
 class Mover:
@@ -96,18 +98,20 @@ class Mover:
                                                 answer['initiator']),
             **destination.choose_regions(volume.size * units.Gi,
                                          self._configuration))
-        move = rows.begin(ctxt, volume, described,
-                          table.State.PREPARING.value, peer, leaving)
         # A user waits, so a peer that does not answer is given up soon.
         hasty = self._make_executor(
             lambda host, moving, steps: self._peers.run(host, moving, steps,
                                                         patient=False))
+        # Before the row is there for the periodic task to find
         self._beginning.add(move_id)
         try:
-            hasty.drive(ctxt, move_id)
-        except Exception:
-            with excutils.save_and_reraise_exception():
-                self._executor.undo(ctxt, move)
+            move = rows.begin(ctxt, volume, described,
+                              table.State.PREPARING.value, peer, leaving)
+            try:
+                hasty.drive(ctxt, move_id)
+            except Exception:
+                with excutils.save_and_reraise_exception():
+                    self._executor.undo(ctxt, move)
         finally:
             self._beginning.discard(move_id)
         self._peers.nudge(peer.host, move_id)
@@ -159,12 +163,9 @@ class Mover:
         serving = [move for move in moves
                    if move.transfer.source_host == self.host
                    and table.TABLE[table.State(move.state)].serves]
-        if serving:
-            # A target daemon that was restarted has forgotten them.
-            exported = self._node.target.exported()
-            for move in serving:
-                if move.move_id not in exported:
-                    self._workers.submit(self._export_again, move)
+        if serving and EXPORTS not in self._busy:
+            self._busy.add(EXPORTS)
+            self._workers.submit(self._export_missing, serving)
         moves = [move for move in moves if self._executor.owns(move)
                  and move.move_id not in self._busy]
         if not moves:
@@ -173,6 +174,18 @@ class Mover:
         for move in moves:
             self._busy.add(move.move_id)
             self._workers.submit(self._look_after, move.move_id, devices)
+
+    def _export_missing(self, moves: list[rows.Move]) -> None:
+        """Export what a target daemon that was restarted has forgotten."""
+        try:
+            exported = self._node.target.exported()
+            for move in moves:
+                if move.move_id not in exported:
+                    self._export_again(move)
+        except Exception as error:
+            LOG.error('The target does not tell what it exports: %s', error)
+        finally:
+            self._busy.discard(EXPORTS)
 
     def _look_after(self, move_id: str,
                     devices: executor.Devices | None) -> None:

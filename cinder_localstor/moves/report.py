@@ -323,13 +323,14 @@ class _Judge:
             yield ("logical volume %s is not active: run 'lvchange "
                    "--activate y %s'" % (full_name, full_name))
         tags = transfer.read_tags(volume.tags)
-        generation = _number(tags.get('generation'), copy.generation)
+        generation = transfer.read_number(tags, 'generation',
+                                          copy.generation)
         if 'move' in tags:
             yield 'the copy never arrived, of move %s' % tags['move']
         if generation < copy.generation:
             yield ('the copy is an old one: generation %d, the present one '
                    'is %d' % (generation, copy.generation))
-        superseded = _number(tags.get('superseded'), 0)
+        superseded = transfer.read_number(tags, 'superseded', 0)
         if superseded > newest:
             yield ('the volume has moved on as generation %d, the database '
                    'says that generation %d is the present one'
@@ -464,13 +465,6 @@ class _Judge:
                             % running.peer)
         return self._copy(copy.name, copy.volume_id, Role.SOURCE, problems,
                           running)
-
-
-def _number(text: str | None, default: int) -> int:
-    try:
-        return int(text or default)
-    except ValueError:
-        return 0
 
 
 def _order(copy: Copy) -> tuple[bool, bool, str]:

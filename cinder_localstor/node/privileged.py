@@ -35,8 +35,8 @@ CONTEXT = priv_context.PrivContext(
 BLKFLSBUF = 0x1261
 
 PROGRAMS = frozenset(('dmsetup', 'iscsiadm', 'lvchange', 'lvcreate',
-                      'lvextend', 'lvremove', 'lvs', 'modprobe', 'udevadm',
-                      'vgchange', 'vgs'))
+                      'lvextend', 'lvremove', 'lvs', 'modprobe', 'tgtadm',
+                      'udevadm', 'vgchange', 'vgs'))
 
 # Bytes of a file or a device that are written at once
 CHUNK = 1 << 20

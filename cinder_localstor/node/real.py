@@ -26,5 +26,5 @@ def node(configuration: Any) -> interface.Node:
     return interface.Node(
         volumes=volumes, metadata=metadata,
         device_mapper=dmsetup.DmsetupDeviceMapper(command),
-        target=targets.source_target(configuration),
+        target=targets.source_target(configuration, command),
         initiator=initiators.BrickInitiator(command))

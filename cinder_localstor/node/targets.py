@@ -11,7 +11,6 @@ import re
 from typing import Any
 
 from cinder import context
-from cinder.privsep.targets import tgt as tgt_commands
 from cinder.volume.targets import lio
 from cinder.volume.targets import tgt
 from cinder.volume import volume_utils
@@ -19,6 +18,7 @@ from oslo_utils import fileutils
 from oslo_utils import importutils
 
 from cinder_localstor import exception
+from cinder_localstor.node import commands
 from cinder_localstor.node import interface
 from cinder_localstor.node import privileged
 from cinder_localstor.node import secrets
@@ -26,6 +26,11 @@ from cinder_localstor.node import secrets
 # An IQN must not be reused by anything else: the name says whose it is, and
 # the node's udev rules know the destination's disks by it.
 PREFIX = 'localstor-'
+
+TGTADM = ('tgtadm', '--lld', 'iscsi', '--mode', 'target')
+TGT_TARGET = re.compile(r'^Target (?P<number>\d+): \S*'
+                        + re.escape(PREFIX) + r'(?P<move_id>[0-9a-f-]{36})$',
+                        re.MULTILINE)
 
 # Where the kernel shows LIO's iSCSI targets
 CONFIGFS = '/sys/kernel/config/target/iscsi'
@@ -40,6 +45,16 @@ def parse_targets(text: str) -> set[str]:
         targets and anything else are passed over
     """
     return {match['move_id'] for match in EXPORT_NAME.finditer(text)}
+
+
+def parse_numbers(text: str) -> dict[str, int]:
+    """Numbers of the targets that export moves, by the move's id.
+
+    :param text: what ``tgtadm --mode target --op show`` prints; other
+        targets and all that is said of a target are passed over
+    """
+    return {match['move_id']: int(match['number'])
+            for match in TGT_TARGET.finditer(text)}
 
 
 class _TgtOfMove(tgt.TgtAdm):
@@ -72,8 +87,10 @@ class _CinderTarget(interface.SourceTarget):
     lun: int
     tells_serial: bool
 
-    def __init__(self, configuration: Any) -> None:
+    def __init__(self, configuration: Any, command: commands.Commands
+                 ) -> None:
         self._configuration = configuration
+        self._command = command
 
     def describe(self, move_id: str, initiator: str) -> interface.Export:
         address = self._configuration.target_ip_address
@@ -107,12 +124,18 @@ class TgtSourceTarget(_CinderTarget):
     def unexport(self, move_id: str) -> None:
         fileutils.delete_if_exists(os.path.join(
             self._configuration.volumes_dir, PREFIX + move_id))
-        if move_id in self.exported():
-            iqn = self._configuration.target_prefix + PREFIX + move_id
-            tgt_commands.tgtadmin_delete(iqn, force=True)
+        number = parse_numbers(self._show()).get(move_id)
+        if number is not None:
+            # Not by tgt-admin: with a connection that is dead but not yet
+            # noticed it gives up at our access rule.
+            self._command.run(*TGTADM, '--op', 'delete', '--force',
+                              '--tid', str(number))
 
     def exported(self) -> set[str]:
-        return parse_targets(tgt_commands.tgtadm_show()[0])
+        return set(parse_numbers(self._show()))
+
+    def _show(self) -> str:
+        return self._command.run(*TGTADM, '--op', 'show')
 
 
 class LioSourceTarget(_CinderTarget):
@@ -160,7 +183,8 @@ class LioSourceTarget(_CinderTarget):
 SOURCE_TARGETS = {'tgtadm': TgtSourceTarget, 'lioadm': LioSourceTarget}
 
 
-def source_target(configuration: Any) -> interface.SourceTarget:
+def source_target(configuration: Any, command: commands.Commands
+                  ) -> interface.SourceTarget:
     """The exporter that the option target_helper names."""
     try:
         kind = SOURCE_TARGETS[configuration.target_helper]
@@ -169,7 +193,7 @@ def source_target(configuration: Any) -> interface.SourceTarget:
             reason="target_helper = %s can't export moving volumes; set it "
                    'to one of %s.' % (configuration.target_helper,
                                       ', '.join(SOURCE_TARGETS))) from error
-    return kind(configuration)
+    return kind(configuration, command)
 
 
 class RemoteTarget:

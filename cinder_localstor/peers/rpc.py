@@ -121,6 +121,15 @@ class PeerAPI:
             raise exception.PeerFailed(
                 peer=peer, volume_id=about, step=method, kind=error.exc_type,
                 reason=error.value) from error
+        except messaging.MessagingException as error:
+            raise exception.PeerDown(peer=peer, volume_id=about,
+                                     host=self.host, reason=error) from error
+        except Exception as error:
+            # Errors of Python and of Cinder come as themselves, in a class
+            # that oslo.messaging makes up for them.
+            raise exception.PeerFailed(
+                peer=peer, volume_id=about, step=method, reason=error,
+                kind=type(error).__name__.removesuffix('_Remote')) from error
 
     def _is_up(self, ctxt: context.RequestContext, peer: str) -> bool:
         services = objects.ServiceList.get_all(

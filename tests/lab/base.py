@@ -17,7 +17,7 @@ from lab import user as users
 
 # Seconds
 PATIENCE = 180
-MIB = 1 << 20
+NATIVE_THREADS = {'OS_CINDER_DISABLE_EVENTLET_PATCHING': '1'}
 
 
 @functools.cache
@@ -25,6 +25,11 @@ def cloud():
     """The lab of all tests, up."""
     found = clouds.Cloud(os.environ.get('LOCALSTOR_LAB', 'test'))
     found.up(nodes=2)
+    # One node with eventlet, one with native threads: each test tries both.
+    node = found.node('node2')
+    if not NATIVE_THREADS.items() <= node.environment.items():
+        node.configure(environment=NATIVE_THREADS)
+        node.service('cinder-volume').restart()
     return found
 
 

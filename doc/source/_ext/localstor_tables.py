@@ -119,8 +119,8 @@ class States(docutils.SphinxDirective):
 
     def _row_of(self, state: table.State, rules: table.Rules
                 ) -> tuple[Cell, ...]:
-        serves = [_text('What is missing of the engine is built again, and a lost '
-                        'source is connected again.')
+        serves = [_text('What is missing of the engine is built again, and '
+                        'a lost source is connected again.')
                   ] if rules.serves else []
         done = [[nodes.Text('on the %s: ' % side.value),
                  *_literals(tuple(step.name for step in rules.steps

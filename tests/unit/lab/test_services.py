@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 
 import ddt
@@ -125,3 +127,30 @@ class DeclarationsTest(base.BaseTestCase):
 
         self.assertIn('volume_driver = a.Driver\n', config)
         self.assertIn('[extra]\nkey = value\n', config)
+
+
+class SiteTest(base.BaseTestCase):
+    """What nodes' services find on their Python path."""
+
+    SCRIPT = '''
+import functools, sitecustomize, subprocess, sys
+sitecustomize._fork_exec = lambda *arguments: sys.exit(
+    'fork' if arguments[-2] else 'vfork')
+def _subprocess_setup(function): pass
+def other(function): pass
+subprocess.Popen(['true'], preexec_fn=functools.partial(%s))
+'''
+
+    def how_started(self, partial):
+        done = subprocess.run(
+            [sys.executable, '-c', self.SCRIPT % partial],
+            capture_output=True, text=True, check=False,
+            env={'PYTHONPATH': str(layout.REPOSITORY / 'lab' / 'site')})
+        return done.stderr.strip()
+
+    def test_resetting_sigpipe_needs_no_fork(self):
+        self.assertEqual('vfork', self.how_started('_subprocess_setup, None'))
+
+    def test_what_a_caller_wants_done_is_done(self):
+        self.assertEqual('fork', self.how_started('_subprocess_setup, print'))
+        self.assertEqual('fork', self.how_started('other, None'))

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
+from unittest import mock
+
 import ddt
+from oslo_db import exception as db_exception
 from oslo_utils import units
 
 from cinder_localstor import exception
@@ -217,6 +220,31 @@ class DiscardTest(MoverTestCase):
         self.assertEqual([], self.cloud.leftovers([]))
 
 
+class OneBadMoveTest(MoverTestCase):
+
+    def test_silent_target_daemon_does_not_hold_up_what_arrives(self):
+        leaves = self.cloud.create_volume(base.B)
+        self.cloud.move(leaves, to=base.A)
+        self.cloud.move(self.volume)
+        self.cloud.nodes[base.B].target.exported = mock.Mock(
+            side_effect=OSError('tgtd is not there'))
+        self.cloud.watch()
+        self.cloud.hydrate()
+        self.cloud.watch()
+        self.assertIsNone(self.state())
+
+    def test_move_that_has_not_begun_here_is_not_taken_for_broken_off(self):
+        begin = rows.begin
+
+        def look_at_once(*args):
+            move = begin(*args)
+            self.cloud.watch()
+            return move
+        with mock.patch.object(rows, 'begin', look_at_once):
+            self.cloud.move(self.volume)
+        self.assertEqual(base.B, self.cloud.host_of(self.volume))
+
+
 class RestartTest(MoverTestCase):
 
     def test_destination_loses_power_in_mid_move(self):
@@ -256,6 +284,43 @@ class RestartTest(MoverTestCase):
         self.assert_whole()
 
 
+class FailingWrites:
+    """One write of a move to the database fails, or none.
+
+    An error after the write is a connection that breaks with the answer of
+    the commit on its way.
+    """
+
+    def __init__(self, plan=None, when='before'):
+        self.seen = []
+        self._plan = plan
+        self._when = when
+        self._patches = [
+            mock.patch.object(rows, name, self._wrap(name, getattr(rows,
+                                                                   name)))
+            for name in ('begin', 'change_state', 'record_done', 'forget')]
+
+    def _wrap(self, name, write):
+        def wrapper(*args, **kwargs):
+            nth = sum(found == name for found, _nth in self.seen)
+            self.seen.append((name, nth))
+            if (name, nth) != self._plan:
+                return write(*args, **kwargs)
+            if self._when == 'after':
+                write(*args, **kwargs)
+            raise db_exception.DBConnectionError(Exception('gone away'))
+        return wrapper
+
+    def __enter__(self):
+        for patch in self._patches:
+            patch.start()
+        return self
+
+    def __exit__(self, *_error):
+        for patch in self._patches:
+            patch.stop()
+
+
 @ddt.ddt
 class FaultTest(MoverTestCase):
     """Each call of a move goes wrong once, in each way."""
@@ -272,7 +337,7 @@ class FaultTest(MoverTestCase):
             self.cloud.move(volume)
         except simulated.Crash as crash:
             self.cloud.down.add(crash.host)
-        except exception.LocalStorException:
+        except (exception.LocalStorException, db_exception.DBError):
             pass
         if self.cloud.host_of(volume) == base.B and not self.cloud.down:
             self.cloud.write(volume, 7, 'written in mid-move')
@@ -312,6 +377,22 @@ class FaultTest(MoverTestCase):
             except Exception as error:
                 raise AssertionError('%s of %s #%d on %s: %s' % (
                     fault.name, name, nth, host, error)) from error
+            self.forget_volume(volume)
+
+    @ddt.data('before', 'after')
+    def test_database_fails_at_every_write(self, when):
+        self.forget_volume(self.volume)
+        with FailingWrites() as writes:
+            self.forget_volume(self.run_once())
+        self.assertGreater(len(writes.seen), 9)
+        for name, nth in writes.seen:
+            with FailingWrites((name, nth), when):
+                volume = self.run_once()
+            try:
+                self.assert_whole(volume)
+            except Exception as error:
+                raise AssertionError('%s #%d fails %s the write: %s' % (
+                    name, nth, when, error)) from error
             self.forget_volume(volume)
 
     @ddt.data(simulated.Fault.CRASH, simulated.Fault.CRASH_AFTER)

@@ -14,7 +14,8 @@ class FakeCommands:
         self._answers = {}
 
     def answer(self, words, *answers):
-        """Answer in turn, the last one for ever; '' without any."""
+        """Answer in turn, the last one for ever; the newest plan counts."""
+        self._answers.pop(words, None)
         self._answers[words] = list(answers)
 
     def fail(self, words, reason):
@@ -28,7 +29,7 @@ class FakeCommands:
     def run(self, *arguments, timeout=None):
         line = ' '.join(arguments)
         self.ran.append(line)
-        for words, answers in self._answers.items():
+        for words, answers in reversed(self._answers.items()):
             if line.startswith(words):
                 answer = answers.pop(0) if len(answers) > 1 else answers[0]
                 if isinstance(answer, Exception):

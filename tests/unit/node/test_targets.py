@@ -11,6 +11,7 @@ import ddt
 from cinder_localstor import exception
 from cinder_localstor.node import targets
 from tests.unit import base
+from tests.unit.node import fakes
 
 MOVE = '6f9619ff-8b86-4d01-b42d-00cf4fc964ff'
 OTHER = '7f9619ff-8b86-4d01-b42d-00cf4fc964ff'
@@ -38,6 +39,21 @@ class ParseTest(base.TestCase):
         self.assertEqual(expected, targets.parse_targets(text))
 
 
+@ddt.ddt
+class ParseNumbersTest(base.TestCase):
+
+    @ddt.data(('', {}), ('garbage \0', {}),
+              (SHOWN % (OTHER, MOVE), {MOVE: 2}),
+              ('Target x: iqn.2010-10.org.openstack:localstor-' + MOVE, {}),
+              ('    Target 3: iqn.x:localstor-' + MOVE, {}),
+              ('Target 3: iqn.x:localstor-' + MOVE + '-more', {}),
+              ('Target 3: iqn.x:localstor-%s\nTarget 12: iqn.x:localstor-%s'
+               % (MOVE, OTHER), {MOVE: 3, OTHER: 12}))
+    @ddt.unpack
+    def test_numbers_of_our_targets(self, text, expected):
+        self.assertEqual(expected, targets.parse_numbers(text))
+
+
 class TargetTestCase(base.TestCase):
 
     def setUp(self):
@@ -47,6 +63,7 @@ class TargetTestCase(base.TestCase):
         self.directory = directory.name
         self.override('volumes_dir', self.directory)
         self.override('target_prefix', 'iqn.2010-10.org.openstack:')
+        self.command = fakes.FakeCommands()
 
 
 @ddt.ddt
@@ -57,13 +74,15 @@ class ChoiceTest(TargetTestCase):
     @ddt.unpack
     def test_target_helper_decides(self, helper, expected):
         self.override('target_helper', helper)
-        self.assertIsInstance(targets.source_target(self.configuration),
+        self.assertIsInstance(targets.source_target(self.configuration,
+                                                    self.command),
                               expected)
 
     def test_helper_that_can_not_do_it_is_refused_by_name(self):
         self.override('target_helper', 'scstadmin')
         error = self.assertRaises(exception.LocalStorException,
-                                  targets.source_target, self.configuration)
+                                  targets.source_target, self.configuration,
+                                  self.command)
         for part in ('scstadmin', 'tgtadm', 'lioadm'):
             self.assertIn(part, str(error))
 
@@ -72,17 +91,19 @@ class TgtTest(TargetTestCase):
 
     def setUp(self):
         super().setUp()
-        self.target = targets.TgtSourceTarget(self.configuration)
+        self.target = targets.TgtSourceTarget(self.configuration,
+                                              self.command)
         self.export = self.target.describe(MOVE, INITIATOR)
-        self.shown = self.patch('cinder.privsep.targets.tgt.tgtadm_show',
-                                return_value=(SHOWN % (OTHER, OTHER), ''))
-        self.deleted = self.patch(
-            'cinder.privsep.targets.tgt.tgtadmin_delete')
+        self.shows(OTHER)
         self.made = self.patch('cinder.volume.targets.tgt.TgtAdm.'
                                'create_iscsi_target', autospec=True)
 
-    def there(self):
-        self.shown.return_value = (SHOWN % (OTHER, MOVE), '')
+    def shows(self, move_id):
+        self.command.answer(' '.join(targets.TGTADM) + ' --op show',
+                            SHOWN % (OTHER, move_id))
+
+    def deleted(self):
+        return self.command.ran_of(' '.join(targets.TGTADM) + ' --op delete')
 
     def test_description(self):
         self.override('target_port', 3333)
@@ -116,7 +137,7 @@ class TgtTest(TargetTestCase):
             self.assertIn(line, lines)
 
     def test_export_that_is_there_is_not_made_again(self):
-        self.there()
+        self.shows(MOVE)
         self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
         self.made.assert_not_called()
 
@@ -127,13 +148,20 @@ class TgtTest(TargetTestCase):
         self.assertFalse(os.path.exists(path))
 
     def test_unexport_ends_its_sessions(self):
-        self.there()
+        self.shows(MOVE)
         self.target.unexport(MOVE)
-        self.deleted.assert_called_once_with(self.export.iqn, force=True)
+        self.assertEqual(['tgtadm --lld iscsi --mode target --op delete '
+                          '--force --tid 2'], self.deleted())
 
     def test_unexport_of_what_is_gone_does_nothing(self):
         self.target.unexport(MOVE)
-        self.deleted.assert_not_called()
+        self.assertEqual([], self.deleted())
+
+    def test_silent_daemon_is_an_error(self):
+        self.command.hang('tgtadm')
+        self.assertRaises(exception.CommandTimedOut, self.target.exported)
+        self.assertRaises(exception.CommandTimedOut, self.target.unexport,
+                          MOVE)
 
     def test_secret_is_in_no_log(self):
         out = io.StringIO()
@@ -154,7 +182,8 @@ class LioTest(TargetTestCase):
         self.patch('cinder_localstor.node.targets.CONFIGFS', self.directory)
         self.protected = self.patch(
             'cinder_localstor.node.privileged.protect_mapped_luns')
-        self.target = targets.LioSourceTarget(self.configuration)
+        self.target = targets.LioSourceTarget(self.configuration,
+                                              self.command)
         self.driver = mock.Mock()
         self.target._driver = self.driver
         self.export = self.target.describe(MOVE, INITIATOR)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import dataclasses
+import unittest
+
+import ddt
+
+from cinder_localstor.datapath import clone
+from cinder_localstor.datapath import engine
+from cinder_localstor.datapath import regions
+from cinder_localstor import exception
+from cinder_localstor.node import simulated
+from tests.unit.datapath import test_transfer
+
+OFF, RUNNING, DONE, FAILED = (
+    engine.Hydration.OFF, engine.Hydration.RUNNING, engine.Hydration.DONE,
+    engine.Hydration.FAILED)
+TUNING = '4 hydration_threshold 16 hydration_batch_size 8'
+
+
+@ddt.ddt
+class StatusTest(unittest.TestCase):
+
+    @ddt.data(
+        ('8 9/1024 128 0/16 0 1 no_hydration %s rw' % TUNING, OFF, 0, 16),
+        ('8 9/1024 128 3/16 1 0 %s rw' % TUNING, RUNNING, 3, 16),
+        ('8 9/1024 128 3/16 1 2 no_hydration no_discard_passdown %s rw'
+         % TUNING, OFF, 3, 16),
+        ('8 9/1024 128 3/16 1 1 no_discard_passdown %s rw' % TUNING, RUNNING,
+         3, 16),
+        ('8 9/1024 128 16/16 0 1 no_hydration %s rw' % TUNING, DONE, 16, 16),
+        ('8 9/1024 128 16/16 0 0 %s ro' % TUNING, FAILED, 16, 16),
+        ('8 9/1024 128 3/16 0 0 %s Fail' % TUNING, FAILED, 3, 16))
+    @ddt.unpack
+    def test_line(self, text, hydration, local, total):
+        self.assertEqual(
+            engine.Progress(hydration, local * 65536, total * 65536),
+            clone.parse_status(text))
+
+    @ddt.data('Fail', 'Error', ' Fail ')
+    def test_broken_clone(self, text):
+        self.assertEqual(engine.Progress(FAILED), clone.parse_status(text))
+
+    @ddt.data('', 'x', '8 9/1024', '8 9/1024 128', '8 9/1024 128 3',
+              '8 9/1024 128 3/16', '8 9/1024 128 3/16 1',
+              '8 9/1024 x 3/16 1 0 0 rw', '8 9/1024 128 x/16 1 0 0 rw',
+              '8 9/1024 128 3/16/2 1 0 0 rw', '8 9/1024 128 17/16 1 0 0 rw',
+              '8 9/1024 128 -1/16 1 0 0 rw', '8 9/1024 128 3/16 1 x 0 rw')
+    def test_corrupt_line_is_refused(self, text):
+        with self.assertRaises(exception.OutputNotUnderstood) as caught:
+            clone.parse_status(text)
+        self.assertIn('dmsetup status', str(caught.exception))
+
+
+class CloneEngineTest(unittest.TestCase):
+
+    def setUp(self):
+        self.node = simulated.SimulatedNode('b', {})
+        self.engine = clone.CloneEngine(self.node)
+        self.move = dataclasses.replace(test_transfer.TRANSFER,
+                                        region_sectors=1 << 17)
+        self.node.volumes.create('volume-m', 1 << 30, frozenset())
+        self.node.volumes.create('volume-s', 1 << 30, frozenset())
+        self.source = '/dev/group/volume-s'
+
+    def disk(self):
+        return self.node.volumes.disks['volume-m-regions']
+
+    def test_new_map_says_that_nothing_has_arrived(self):
+        self.engine.create_map(self.move)
+        self.assertEqual({}, self.disk().regions)
+        self.assertEqual(regions.map_size(1 << 30, 1 << 17),
+                         self.disk().size)
+
+    def test_map_that_is_there_is_never_zeroed(self):
+        self.engine.create_map(self.move)
+        self.disk().regions[3] = 'local'
+        self.engine.create_map(self.move)
+        self.assertEqual({3: 'local'}, self.disk().regions)
+
+    def test_without_a_map_nothing_is_built(self):
+        error = self.assertRaises_(exception.MetadataMissing)
+        self.assertIn('group/volume-m-regions', str(error))
+        self.assertEqual({}, self.node.device_mapper.nodes)
+
+    def assertRaises_(self, kind):
+        with self.assertRaises(kind) as caught:
+            self.engine.build(self.move, self.source)
+        return caught.exception
+
+    def test_clone_is_built_as_the_move_says_and_does_not_hydrate(self):
+        self.engine.create_map(self.move)
+        self.engine.build(self.move, self.source)
+        segment = self.node.device_mapper.nodes['volume-m-clone'].table[0]
+        self.assertEqual(
+            (0, 1 << 21, 'clone', '/dev/group/volume-m-regions '
+             '/dev/group/volume-m /dev/group/volume-s 131072 1 no_hydration '
+             '4 hydration_threshold 16 hydration_batch_size 8'),
+            dataclasses.astuple(segment))
+        self.assertEqual(OFF, self.progress().hydration)
+
+    def test_clone_refuses_discards(self):
+        self.engine.create_map(self.move)
+        self.engine.build(self.move, self.source)
+        self.assertIn(('SimulatedDeviceMapper.refuse_discards', 0),
+                      self.node.faults.seen)
+
+    def progress(self):
+        return self.engine.progress(self.move,
+                                    self.node.device_mapper.devices())
+
+    def test_hydration(self):
+        self.engine.create_map(self.move)
+        self.engine.build(self.move, self.source)
+        self.engine.start_hydration(self.move)
+        self.assertEqual(RUNNING, self.progress().hydration)
+        self.node.device_mapper.hydrate()
+        self.assertEqual(engine.Progress(DONE, 1 << 30, 1 << 30),
+                         self.progress())
+
+    def test_what_is_not_there_is_missing(self):
+        self.assertEqual(engine.Hydration.MISSING, self.progress().hydration)
+
+    def test_remove_keeps_the_map(self):
+        self.engine.create_map(self.move)
+        self.engine.build(self.move, self.source)
+        for _time in range(2):
+            self.engine.remove(self.move)
+        self.assertEqual({}, self.node.device_mapper.nodes)
+        self.assertIn('volume-m-regions', self.node.volumes.disks)
+        for _time in range(2):
+            self.engine.remove_map(self.move)
+        self.assertNotIn('volume-m-regions', self.node.volumes.disks)

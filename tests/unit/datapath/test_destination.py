@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import dataclasses
+import types
+import unittest
+
+from cinder_localstor.datapath import clone
+from cinder_localstor.datapath import destination
+from cinder_localstor.datapath import engine
+from cinder_localstor.datapath import handles
+from cinder_localstor.datapath import source
+from cinder_localstor.datapath import transfer
+from cinder_localstor import exception
+from cinder_localstor.node import simulated
+from tests.unit.datapath import test_transfer
+
+MOVE = dataclasses.replace(test_transfer.TRANSFER, region_sectors=1 << 17)
+BUILD = ('create_destination', 'create_map', 'connect_source',
+         'build_engine', 'build_handle')
+
+
+class DestinationTestCase(unittest.TestCase):
+
+    def setUp(self):
+        network = {}
+        self.there = simulated.SimulatedNode('a', network)
+        self.node = simulated.SimulatedNode('b', network)
+        handles.Handles(self.there).create(
+            handles.Standing(MOVE.source_name, 'v', 1), MOVE.size)
+        self.source = source.Source(self.there)
+        self.move = dataclasses.replace(
+            MOVE, export=self.source.describe_export('m', 'iqn.b'))
+        self.source.export_source(self.move)
+        for number in range(16):
+            self.there.write('/dev/mapper/volume-v-handle', number,
+                             'first %d' % number)
+        self.destination = destination.Destination(
+            self.node, clone.CloneEngine(self.node))
+
+    def do(self, *steps):
+        for step in steps:
+            # Each may be asked for twice.
+            getattr(self.destination, step)(self.move)
+            getattr(self.destination, step)(self.move)
+
+    def read(self, number):
+        return self.node.read('/dev/mapper/volume-m-handle', number)
+
+    def progress(self):
+        return self.destination.progress(self.move,
+                                         self.node.device_mapper.devices())
+
+
+class ExamineTest(DestinationTestCase):
+
+    def test_answer_names_the_initiator(self):
+        self.assertEqual({'initiator': 'iqn.1993-08.org.debian:b'},
+                         self.destination.examine(512, 'b@local'))
+
+    def test_other_blocks_are_refused(self):
+        with self.assertRaises(exception.BlockSizesDiffer) as caught:
+            self.destination.examine(4096, 'b@local')
+        for part in ('b@local', '512', '4096'):
+            self.assertIn(part, str(caught.exception))
+
+
+class BuildTest(DestinationTestCase):
+
+    def test_volume_reads_as_on_the_source_at_once(self):
+        self.do(*BUILD)
+        self.assertEqual('first 7', self.read(7))
+        self.assertEqual(engine.Hydration.OFF, self.progress().hydration)
+
+    def test_writes_stay_here(self):
+        self.do(*BUILD)
+        self.node.write('/dev/mapper/volume-m-handle', 7, 'new')
+        self.assertEqual('new', self.read(7))
+        self.assertEqual('first 7', self.there.read(
+            '/dev/mapper/volume-v-handle', 7))
+
+    def test_tags_say_that_it_arrives(self):
+        self.do('create_destination')
+        self.assertEqual(
+            {'volume': 'v', 'generation': '2', 'move': 'm'},
+            transfer.read_tags(self.node.volumes.disks['volume-m'].tags))
+
+    def test_source_node_is_read_only(self):
+        self.do(*BUILD)
+        self.assertTrue(self.node.device_mapper.nodes[
+            'volume-m-source'].read_only)
+
+    def test_names_of_what_is_under_the_handle(self):
+        self.do(*BUILD)
+        nodes = set(self.node.device_mapper.nodes) - {'volume-m-handle'}
+        self.assertEqual(nodes, set(self.destination.node_names(self.move)))
+
+    def test_handle_on_something_else_counts_as_missing(self):
+        self.do(*BUILD)
+        self.do('stand_alone')
+        self.assertEqual(engine.Hydration.MISSING, self.progress().hydration)
+
+    def test_source_is_connected_while_its_export_lives(self):
+        self.do(*BUILD)
+        self.assertTrue(self.destination.is_connected(self.move))
+        self.there.cut_power()
+        self.assertFalse(self.destination.is_connected(self.move))
+
+
+class EndTest(DestinationTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.do(*BUILD)
+
+    def test_caches_are_dropped_before_hydration(self):
+        self.node.faults.forget()
+        self.destination.start_hydration(self.move)
+        self.assertEqual(['forget_cached', 'forget_cached', 'message'],
+                         [name.partition('.')[2]
+                          for name, _nth in self.node.faults.seen])
+
+    def test_arrived_volume_needs_nothing_of_the_move(self):
+        self.do('start_hydration')
+        self.node.device_mapper.hydrate()
+        self.do('settle', 'stand_alone', 'remove_engine',
+                'disconnect_source', 'remove_map', 'keep_destination')
+        self.there.cut_power()
+        self.assertEqual('first 7', self.read(7))
+        self.assertEqual(['volume-m-handle'],
+                         list(self.node.device_mapper.nodes))
+        self.assertEqual(['volume-m'], list(self.node.volumes.disks))
+        self.assertEqual({}, self.node.initiator.connected())
+        self.assertNotIn('move', transfer.read_tags(
+            self.node.volumes.disks['volume-m'].tags))
+
+    def test_move_taken_back_leaves_nothing(self):
+        self.do('remove_handle', 'disconnect_source', 'remove_engine',
+                'remove_map', 'delete_destination')
+        self.assertEqual(({}, {}, {}), (
+            self.node.device_mapper.nodes, self.node.volumes.disks,
+            self.node.initiator.sessions))
+
+    def test_handle_in_use_is_not_taken_away(self):
+        self.node.device_mapper.nodes['volume-m-handle'].open_count = 1
+        self.assertRaises(exception.VolumeInUse,
+                          self.destination.remove_handle, self.move)
+
+
+class ChooseTest(unittest.TestCase):
+
+    def test_options_of_now_are_kept(self):
+        configuration = types.SimpleNamespace(
+            localstor_region_size=4, localstor_hydration_threshold=3,
+            localstor_hydration_batch=5)
+        self.assertEqual(
+            {'region_sectors': 8, 'threshold': 3, 'batch': 5},
+            destination.choose_regions(1 << 30, configuration))

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import unittest
+
+import ddt
+from oslo_utils import units
+
+from cinder_localstor.datapath import handles
+from cinder_localstor.datapath import transfer
+from cinder_localstor import exception
+from cinder_localstor.node import simulated
+
+
+class HandlesTestCase(unittest.TestCase):
+
+    def setUp(self):
+        self.node = simulated.SimulatedNode('a', {})
+        self.handles = handles.Handles(self.node)
+        self.mapper = self.node.device_mapper
+
+    def standing(self, name='x', generation=1, read_only=False):
+        return handles.Standing(name, 'id-' + name, generation, read_only)
+
+    def create(self, name='x', generation=1):
+        self.handles.create(self.standing(name, generation), units.Gi)
+
+    def tag(self, name='x', **values):
+        self.node.volumes.retag(name, transfer.tags(**values), frozenset())
+
+
+class OneVolumeTest(HandlesTestCase):
+
+    def test_create_makes_volume_tags_and_handle(self):
+        self.create()
+        disk = self.node.volumes.disks['x']
+        self.assertEqual(units.Gi, disk.size)
+        self.assertEqual({'volume': 'id-x', 'generation': '1'},
+                         transfer.read_tags(disk.tags))
+        self.assertEqual(('group-x',),
+                         self.mapper.devices()['x-handle'].under)
+
+    def test_create_twice_is_create_once(self):
+        self.create()
+        self.create()
+        self.assertEqual(['x-handle'], list(self.mapper.nodes))
+
+    def test_delete_leaves_nothing(self):
+        self.create()
+        for _time in range(2):
+            self.handles.delete('x')
+        self.assertEqual(({}, {}), (self.mapper.nodes,
+                                    self.node.volumes.disks))
+
+    def test_volume_in_use_is_not_deleted(self):
+        self.create()
+        self.mapper.nodes['x-handle'].open_count = 1
+        self.assertRaises(exception.VolumeInUse, self.handles.delete, 'x')
+        self.assertIn('x', self.node.volumes.disks)
+
+    def test_extend_grows_volume_and_handle(self):
+        self.create()
+        self.handles.extend('x', 2 * units.Gi)
+        self.assertEqual(2 * units.Gi, self.node.volumes.disks['x'].size)
+        self.assertEqual(2 * units.Gi // 512,
+                         self.mapper.nodes['x-handle'].table[0].length)
+
+    def test_path_is_that_of_the_handle(self):
+        self.assertEqual('/dev/mapper/x-handle', self.handles.path('x'))
+
+
+@ddt.ddt
+class StandTest(HandlesTestCase):
+
+    def stand(self, *wanted):
+        return self.handles.stand(list(wanted))
+
+    def after_a_power_cut(self, *names):
+        for name in names:
+            self.create(name)
+        self.node.cut_power()
+
+    def test_missing_handles_come_back(self):
+        self.after_a_power_cut('x', 'y')
+        self.assertEqual({}, self.stand(self.standing('x'),
+                                        self.standing('y')))
+        self.assertEqual({'x-handle', 'y-handle'}, set(self.mapper.nodes))
+
+    def test_a_thousand_volumes_are_looked_at_with_two_calls(self):
+        names = ['v%d' % number for number in range(1000)]
+        for name in names:
+            self.create(name)
+        self.node.faults.forget()
+        self.assertEqual({}, self.stand(*map(self.standing, names)))
+        self.assertEqual(2, len(self.node.faults.seen))
+
+    def test_old_generation_is_not_activated(self):
+        self.after_a_power_cut('x')
+        failures = self.stand(self.standing(generation=2))
+        self.assertIsInstance(failures['x'], exception.GenerationTooOld)
+        self.assertIn('generation 1', str(failures['x']))
+        self.assertEqual({}, self.mapper.nodes)
+
+    def test_copy_that_was_arriving_is_not_activated(self):
+        self.after_a_power_cut('x')
+        self.tag(move='m')
+        failures = self.stand(self.standing())
+        self.assertIn('an arriving copy', str(failures['x']))
+        self.assertEqual({}, self.mapper.nodes)
+
+    def test_newer_generation_is_activated(self):
+        # The database was slower than the tag.
+        self.create('x', generation=2)
+        self.node.cut_power()
+        self.assertEqual({}, self.stand(self.standing(generation=1)))
+
+    def test_volume_without_tags_is_activated(self):
+        self.after_a_power_cut('x')
+        self.node.volumes.disks['x'].tags = frozenset()
+        self.assertEqual({}, self.stand(self.standing(generation=1)))
+
+    def test_missing_volume_is_named(self):
+        failures = self.stand(self.standing())
+        self.assertIsInstance(failures['x'], exception.LogicalVolumeMissing)
+        self.assertIn('group/x', str(failures['x']))
+
+    @ddt.data('missing', 'old', 'garbage', 'broken')
+    def test_one_bad_volume_does_not_stop_the_others(self, what):
+        self.after_a_power_cut('x', 'y', 'z')
+        generation = 1
+        if what == 'missing':
+            del self.node.volumes.disks['y']
+        elif what == 'old':
+            generation = 2
+        elif what == 'garbage':
+            self.node.volumes.disks['y'].tags = frozenset(
+                ['localstor.generation=garbage'])
+        else:
+            self.node.faults.forget()
+            self.node.faults.plan = simulated.Call(
+                'SimulatedDeviceMapper.create', 1, simulated.Fault.ERROR)
+        failures = self.stand(self.standing('x'),
+                              self.standing('y', generation),
+                              self.standing('z'))
+        self.assertEqual(['y'], list(failures))
+        self.assertEqual({'x-handle', 'z-handle'}, set(self.mapper.nodes))
+
+    def test_source_of_a_move_comes_back_read_only(self):
+        self.after_a_power_cut('x')
+        self.stand(self.standing(read_only=True))
+        self.assertTrue(self.mapper.nodes['x-handle'].read_only)
+
+    def test_writable_handle_of_a_sealed_source_is_sealed(self):
+        self.create()
+        self.stand(self.standing(read_only=True))
+        self.assertTrue(self.mapper.nodes['x-handle'].read_only)
+
+    def test_handle_on_the_wrong_device_is_put_right(self):
+        self.create('x')
+        self.create('y')
+        self.mapper.nodes['x-handle'].table = (
+            self.mapper.nodes['y-handle'].table)
+        self.stand(self.standing('x'))
+        self.assertEqual(('group-x',),
+                         self.mapper.devices()['x-handle'].under)
+
+    def test_handle_that_is_right_is_left_alone(self):
+        self.create()
+        self.node.faults.forget()
+        self.stand(self.standing())
+        self.assertNotIn(('SimulatedDeviceMapper.reload', 0),
+                         self.node.faults.seen)

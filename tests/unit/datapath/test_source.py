@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import dataclasses
+import unittest
+
+from cinder_localstor.datapath import handles
+from cinder_localstor.datapath import source
+from cinder_localstor.datapath import transfer
+from cinder_localstor.node import simulated
+from tests.unit.datapath import test_transfer
+
+MOVE = test_transfer.TRANSFER
+
+
+class SourceTest(unittest.TestCase):
+
+    def setUp(self):
+        self.node = simulated.SimulatedNode('a', {})
+        handles.Handles(self.node).create(
+            handles.Standing(MOVE.source_name, 'v', 1), MOVE.size)
+        self.source = source.Source(self.node)
+        self.move = dataclasses.replace(
+            MOVE, export=self.source.describe_export('m', 'iqn.b'))
+        self.node.faults.forget()
+
+    def handle(self):
+        return self.node.device_mapper.nodes[MOVE.source_name + '-handle']
+
+    def called(self):
+        return [name.partition('.')[2] for name, _nth
+                in self.node.faults.seen]
+
+    def test_the_handle_is_exported_and_not_what_is_under_it(self):
+        for _time in range(2):
+            self.source.export_source(self.move)
+        self.assertEqual({'m': (self.move.export,
+                                '/dev/mapper/volume-v-handle')},
+                         self.node.target.exports)
+
+    def test_sealed_source_is_read_only_and_says_so_after_a_power_cut(self):
+        for _time in range(2):
+            self.source.seal_source(self.move)
+        self.assertTrue(self.handle().read_only)
+        tags = self.node.volumes.disks[MOVE.source_name].tags
+        self.assertEqual('2', transfer.read_tags(tags)['superseded'])
+
+    def test_tag_is_written_before_the_handle_is_sealed(self):
+        # A power cut in between must not let the old copy be written.
+        self.source.seal_source(self.move)
+        self.assertLess(self.called().index('retag'),
+                        self.called().index('reload'))
+
+    def test_what_was_written_is_durable_before_it_is_sealed(self):
+        self.source.seal_source(self.move)
+        self.assertLess(self.called().index('flush'),
+                        self.called().index('reload'))
+
+    def test_unexport(self):
+        self.source.export_source(self.move)
+        for _time in range(2):
+            self.source.unexport_source(self.move)
+        self.assertEqual(set(), self.node.target.exported())
+
+    def test_deleted_source_leaves_nothing(self):
+        for _time in range(2):
+            self.source.delete_source(self.move)
+        self.assertEqual(({}, {}), (self.node.volumes.disks,
+                                    self.node.device_mapper.nodes))
+
+    def test_source_is_wiped_before_it_is_removed(self):
+        self.source.delete_source(self.move)
+        called = self.called()
+        self.assertLess(called.index('clear'), len(called) - 1)
+        self.assertIn('SimulatedVolumeGroup.remove',
+                      self.node.faults.seen[-1])

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import socket
+from unittest import mock
+
+import ddt
+from oslo_utils import timeutils
+import psutil
+
+from cinder_localstor import exception
+from cinder_localstor.peers import directory
+from tests.unit import base
+
+
+class DirectoryTestCase(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        for host in (base.A, base.B, 'c@other', 'd'):
+            self.make_service(host)
+        self.answers = {base.A: ['a', '192.0.2.1'],
+                        base.B: ['b.example.org', '192.0.2.2',
+                                 '2001:db8::2']}
+        self.asked = []
+        self.directory = self.make()
+
+    def make(self, **host_map):
+        return directory.Directory(base.A, host_map, self.ask)
+
+    def ask(self, peer):
+        self.asked.append(peer)
+        answer = self.answers[peer]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def find(self, **connector):
+        return self.directory.find(self.ctxt, connector)
+
+
+@ddt.ddt
+class FindTest(DirectoryTestCase):
+
+    @ddt.data(({'host': 'a'}, base.A), ({'host': 'b'}, base.B),
+              ({'host': 'b.example.org'}, base.B),
+              ({'ip': '192.0.2.2'}, base.B), ({'ip': '2001:db8::2'}, base.B),
+              ({'host': 'nonsense', 'ip': '192.0.2.2'}, base.B),
+              ({'host': 'nobody', 'ip': '192.0.2.99'}, None),
+              ({'host': 'c'}, None), ({'host': 'd'}, None),
+              ({'host': 'b', 'ip': '192.0.2.1'}, base.B))
+    @ddt.unpack
+    def test_connector(self, connector, expected):
+        self.assertEqual(expected, self.find(**connector))
+
+    @ddt.data({}, {'host': None}, {'host': '', 'ip': ''},
+              {'initiator': 'iqn.x'})
+    def test_connector_that_names_nothing_is_refused(self, connector):
+        self.assertRaises(exception.InvalidConnector, self.directory.find,
+                          self.ctxt, connector)
+
+    @ddt.data({'host': 'strange'}, {'ip': '198.51.100.1'},
+              {'host': 'strange', 'ip': '192.0.2.1'})
+    def test_what_the_operator_says_goes_before_everything(self, connector):
+        self.directory = self.make(**{'strange': 'b', '198.51.100.1': 'b'})
+        self.assertEqual(base.B, self.find(**connector))
+        self.assertEqual([], self.asked)
+
+    def test_map_to_a_host_without_this_backend_finds_nothing(self):
+        self.directory = self.make(strange='c')
+        self.assertIsNone(self.find(host='strange'))
+
+    def test_services_of_other_backends_are_no_peers(self):
+        self.assertEqual({base.A, base.B},
+                         set(self.directory.services(self.ctxt)))
+
+
+class IdentityTest(DirectoryTestCase):
+
+    def test_name_that_is_known_asks_nobody(self):
+        self.find(host='b')
+        self.assertEqual([], self.asked)
+
+    def test_peers_are_asked_once_in_a_while(self):
+        for _time in range(3):
+            self.find(host='nobody')
+        self.assertEqual([base.A, base.B], sorted(self.asked))
+
+    def test_answers_grow_old(self):
+        self.find(host='nobody')
+        later = directory.time.monotonic() + directory.IDENTITY_LIFETIME + 1
+        with mock.patch.object(directory.time, 'monotonic',
+                               return_value=later):
+            self.find(host='nobody')
+        self.assertEqual(4, len(self.asked))
+
+    def test_peer_that_does_not_answer_hides_nobody_else(self):
+        self.answers[base.A] = exception.PeerDown(
+            peer=base.A, volume_id='-', host='-', reason='gone')
+        self.assertEqual(base.B, self.find(ip='192.0.2.2'))
+
+    def test_peer_that_is_down_is_not_asked(self):
+        with mock.patch('cinder.objects.Service.is_up', False):
+            self.assertIsNone(self.find(ip='192.0.2.2'))
+        self.assertEqual([base.A], self.asked)
+
+
+class OwnIdentityTest(base.TestCase):
+
+    def identity(self, *addresses, extra=()):
+        found = {'eth0': [mock.Mock(family=family, address=address)
+                          for family, address in addresses]}
+        with mock.patch.object(psutil, 'net_if_addrs', return_value=found), \
+                mock.patch('socket.gethostname', return_value='a'), \
+                mock.patch('socket.getfqdn', return_value='a.example.org'):
+            return directory.own_identity(extra)
+
+    def test_names_and_addresses(self):
+        self.assertEqual(
+            ['192.0.2.1', '2001:db8::1', 'a', 'a.example.org', 'x'],
+            self.identity((socket.AF_INET, '192.0.2.1'),
+                          (socket.AF_INET6, '2001:db8::1%eth0'),
+                          (socket.AF_PACKET, '00:11:22:33:44:55'),
+                          extra=('x', '')))
+
+    def test_what_every_node_has_is_no_identity(self):
+        self.assertEqual(
+            ['a', 'a.example.org'],
+            self.identity((socket.AF_INET, '127.0.0.1'),
+                          (socket.AF_INET6, '::1'),
+                          (socket.AF_INET6, 'fe80::1%eth0'),
+                          extra=('localhost', 'localhost.localdomain')))
+
+
+class DownTest(base.TestCase):
+
+    def test_services_that_are_down(self):
+        self.make_service(base.A)
+        service = self.make_service(base.B)
+        self.assertEqual(set(), directory.down(self.ctxt))
+        service.updated_at = timeutils.utcnow()
+        with mock.patch('cinder.objects.Service.is_up',
+                        new_callable=mock.PropertyMock,
+                        side_effect=[True, False]):
+            self.assertEqual({base.B}, directory.down(self.ctxt))

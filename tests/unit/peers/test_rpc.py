@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+
+from unittest import mock
+
+import ddt
+import oslo_messaging as messaging
+from oslo_messaging.rpc import dispatcher
+
+from cinder_localstor import exception
+from cinder_localstor.moves import mover
+from cinder_localstor.peers import rpc
+from tests.unit import base
+from tests.unit.datapath import test_transfer
+
+
+class Answers:
+    """A peer that keeps what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+        self.error = None
+
+    def _note(self, *arguments):
+        self.asked.append(arguments)
+        if self.error:
+            raise self.error
+
+    def identify(self, _ctxt):
+        self._note('identify')
+        return ['b', '192.0.2.2']
+
+    def examine(self, _ctxt, block_size):
+        self._note('examine', block_size)
+        return {'initiator': 'iqn.b'}
+
+    def run(self, _ctxt, move, steps):
+        self._note('run', move, steps)
+
+    def drive(self, _ctxt, move_id):
+        self._note('drive', move_id)
+
+    def recover(self):
+        raise AssertionError('nobody may call this from outside')
+
+
+class RpcTestCase(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.make_service(base.B)
+        self.answers = Answers()
+        self.server = rpc.serve(base.B, self.answers)
+        self.addCleanup(self.server.stop)
+        self.api = rpc.PeerAPI(base.A, timeout=2)
+
+
+class CallTest(RpcTestCase):
+
+    def test_identify(self):
+        self.assertEqual(['b', '192.0.2.2'], self.api.identify(base.B))
+
+    def test_examine(self):
+        self.assertEqual({'initiator': 'iqn.b'},
+                         self.api.examine(base.B, 'v', 512))
+        self.assertEqual([('examine', 512)], self.answers.asked)
+
+    def test_run_carries_the_whole_move(self):
+        for patient in (True, False):
+            self.answers.asked.clear()
+            self.api.run(base.B, test_transfer.TRANSFER, ['create_map'],
+                         patient)
+            self.assertEqual([('run', test_transfer.TRANSFER.as_dict(),
+                               ['create_map'])], self.answers.asked)
+
+    def test_nudge_waits_for_no_answer(self):
+        self.answers.error = ValueError('not now')
+        self.api.nudge(base.B, 'm')
+
+    def test_error_keeps_its_kind_and_its_text(self):
+        self.answers.error = exception.NotEnoughSpace(
+            group='disks', host='b', name='x', free='1', needed='2')
+        error = self.assertRaises(exception.PeerFailed, self.api.examine,
+                                  base.B, 'volume-id', 512)
+        self.assertEqual('NotEnoughSpace', error.kind)
+        for part in (base.B, 'volume-id', 'examine', "'disks'"):
+            self.assertIn(part, str(error))
+
+    def refused_with(self, error, expected):
+        with mock.patch.object(messaging.RPCClient, 'prepare') as prepare:
+            prepare.return_value.call.side_effect = error
+            return self.assertRaises(expected, self.api.examine, base.B,
+                                     'volume-id', 512)
+
+    def test_error_of_a_class_that_does_not_travel(self):
+        error = self.refused_with(
+            messaging.RemoteError('NotEnoughSpace', 'no room'),
+            exception.PeerFailed)
+        self.assertEqual('NotEnoughSpace', error.kind)
+        self.assertIn('no room', str(error))
+
+    def test_error_of_a_class_that_travels(self):
+        travelled = type('ISCSITargetCreateFailed_Remote', (Exception,), {})
+        error = self.refused_with(travelled('no target'),
+                                  exception.PeerFailed)
+        self.assertEqual('ISCSITargetCreateFailed', error.kind)
+        self.assertIn('no target', str(error))
+
+    def test_bus_that_does_not_work(self):
+        error = self.refused_with(
+            messaging.MessageDeliveryFailure('no broker'),
+            exception.PeerDown)
+        self.assertIn('no broker', str(error))
+
+    def test_error_that_nobody_thought_of(self):
+        self.answers.error = ZeroDivisionError('oh')
+        error = self.assertRaises(exception.PeerFailed, self.api.identify,
+                                  base.B)
+        self.assertEqual('ZeroDivisionError', error.kind)
+
+    def test_peer_that_does_not_answer(self):
+        error = self.refused_with(messaging.MessagingTimeout,
+                                  exception.PeerDown)
+        for part in (base.B, base.A, 'volume-id', '2 seconds'):
+            self.assertIn(part, str(error))
+
+    def test_peer_whose_service_is_down_is_not_asked(self):
+        with mock.patch('cinder.objects.Service.is_up', False):
+            self.assertRaises(exception.PeerDown, self.api.identify, base.B)
+        self.assertRaises(exception.PeerDown, self.api.identify, base.C)
+        self.assertEqual([], self.answers.asked)
+
+
+@ddt.ddt
+class ExposedTest(RpcTestCase):
+
+    METHODS = {'identify', 'examine', 'run', 'drive'}
+
+    def test_these_methods_and_no_others(self):
+        self.assertEqual(self.METHODS, {
+            name for name in dir(rpc.Endpoint)
+            if not name.startswith('_') and name != 'target'})
+
+    def test_mover_answers_them_all(self):
+        for name in self.METHODS:
+            self.assertTrue(callable(getattr(mover.Mover, name)))
+
+    @ddt.data('recover', '_note', '__init__', 'watch', 'begin', 'discard')
+    def test_anything_else_is_refused(self, name):
+        dispatch = dispatcher.RPCDispatcher(
+            [rpc.Endpoint(self.answers)], mock.Mock(
+                deserialize_context=lambda ctxt: ctxt),
+            dispatcher.DefaultRPCAccessPolicy)
+        incoming = mock.Mock(ctxt={}, client_timeout=None, message={
+            'method': name, 'args': {}, 'version': rpc.VERSION})
+        self.assertRaises(dispatcher.NoSuchMethod, dispatch.dispatch,
+                          incoming)
