@@ -38,7 +38,8 @@ class Destination:
         volume is made.
 
         :param block_size: bytes of a logical block at the source
-        :returns: `initiator`, the IQN that will ask for the source
+        :returns: `initiator`, the IQN that will ask for the source, and
+            `addresses` that it may ask from, joined by commas
         :raises BlockSizesDiffer: the disks here have other blocks
         """
         group = self._node.volumes
@@ -47,7 +48,9 @@ class Destination:
             raise exception.BlockSizesDiffer(
                 group=group.name, host=host, found=found,
                 expected=block_size)
-        return {'initiator': self._node.initiator.name()}
+        initiator = self._node.initiator
+        return {'initiator': initiator.name(),
+                'addresses': ','.join(initiator.addresses())}
 
     def create_destination(self, move: transfer.Transfer) -> None:
         """Make the logical volume that the data will arrive on."""

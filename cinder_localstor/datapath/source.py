@@ -13,10 +13,10 @@ class Source:
         self._node = node
         self._handles = handles.Handles(node)
 
-    def describe_export(self, move_id: str, initiator: str
+    def describe_export(self, move_id: str, initiator: str, addresses: str
                         ) -> interface.Export:
         """Where a move's source will be found; makes up its secret."""
-        return self._node.target.describe(move_id, initiator)
+        return self._node.target.describe(move_id, initiator, addresses)
 
     def export_source(self, move: transfer.Transfer) -> None:
         """Export the handle, read-only, to the destination's initiator.

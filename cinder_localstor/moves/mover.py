@@ -94,8 +94,8 @@ class Mover:
             size=volume.size * units.Gi,
             block_size=self._node.volumes.block_size(),
             engine=self._engine.name,
-            export=self._source.describe_export(move_id,
-                                                answer['initiator']),
+            export=self._source.describe_export(
+                move_id, answer['initiator'], answer['addresses']),
             **destination.choose_regions(volume.size * units.Gi,
                                          self._configuration))
         # A user waits, so a peer that does not answer is given up soon.

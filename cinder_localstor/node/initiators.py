@@ -4,6 +4,7 @@
 import dataclasses
 import functools
 import glob
+import ipaddress
 import os
 import socket
 from typing import Any
@@ -12,6 +13,7 @@ from cinder.volume import volume_utils
 from os_brick import exception as brick_exception
 from oslo_concurrency import processutils
 from oslo_log import log as logging
+import psutil
 
 from cinder_localstor import exception
 from cinder_localstor.node import commands
@@ -66,6 +68,18 @@ def sessions(root: str = SESSIONS) -> dict[str, Session]:
     return found
 
 
+def own_addresses() -> list[str]:
+    """The addresses of this node that others can see."""
+    found = set()
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family in (socket.AF_INET, socket.AF_INET6):
+                parsed = ipaddress.ip_address(address.address.split('%')[0])
+                if not parsed.is_loopback and not parsed.is_link_local:
+                    found.add(str(parsed))
+    return sorted(found)
+
+
 class BrickInitiator(interface.Initiator):
     """The open-iscsi initiator of this node."""
 
@@ -82,6 +96,9 @@ class BrickInitiator(interface.Initiator):
     @functools.cache
     def name(self) -> str:
         return self._connector.get_initiator()
+
+    def addresses(self) -> list[str]:
+        return own_addresses()
 
     def connected(self) -> dict[str, str]:
         return {iqn: session.disk for iqn, session in sessions().items()

@@ -75,8 +75,9 @@ class Device:
 class Export:
     """Where a source copy can be reached and how to prove who asks.
 
-    `initiator` is the only one that is admitted; `serial` is what the disk
-    says of itself, '' where the target makes up a number of its own.
+    `initiator`, from one of `addresses` (joined by commas), is the only one
+    that is admitted; `serial` is what the disk says of itself, '' where the
+    target makes up a number of its own.
     """
 
     portal: str
@@ -84,6 +85,7 @@ class Export:
     lun: int
     serial: str
     initiator: str
+    addresses: str
     username: str
     password: str = dataclasses.field(repr=False)
 
@@ -218,7 +220,8 @@ class SourceTarget(abc.ABC):
     """Exports of source copies, read-only, for one initiator each."""
 
     @abc.abstractmethod
-    def describe(self, move_id: str, initiator: str) -> Export:
+    def describe(self, move_id: str, initiator: str, addresses: str
+                 ) -> Export:
         """What the export of a move will be; makes up the secret."""
 
     @abc.abstractmethod
@@ -240,6 +243,10 @@ class Initiator(abc.ABC):
     @abc.abstractmethod
     def name(self) -> str:
         """The IQN of this node's initiator."""
+
+    @abc.abstractmethod
+    def addresses(self) -> list[str]:
+        """The addresses that this node may connect from."""
 
     @abc.abstractmethod
     def connect(self, export: Export) -> str:

@@ -60,12 +60,16 @@ def parse_numbers(text: str) -> dict[str, int]:
 class _TgtOfMove(tgt.TgtAdm):
     """Cinder's tgt driver with what a move's export needs besides.
 
-    See targets.conf(5): `readonly` refuses writes, `initiator-name` admits
-    one initiator only, `bsoflags direct` reads past the page cache.
+    See targets.conf(5): `readonly` refuses writes, `initiator-address` admits
+    the destination only (with a name alone tgt-admin admits everybody),
+    `bsoflags direct` reads past the page cache.
     """
 
     def __init__(self, configuration: Any, export: interface.Export) -> None:
         super().__init__(configuration=configuration)
+        admitted = '\n    '.join(
+            'initiator-address ' + address
+            for address in export.addresses.split(','))
         self.VOLUME_CONF = '''
 <target %(name)s>
     <backing-store %(path)s>
@@ -77,6 +81,7 @@ class _TgtOfMove(tgt.TgtAdm):
     driver %(driver)s
     %(chap_auth)s
     initiator-name ''' + export.initiator + '''
+    ''' + admitted + '''
 </target>
 '''
 
@@ -92,13 +97,15 @@ class _CinderTarget(interface.SourceTarget):
         self._configuration = configuration
         self._command = command
 
-    def describe(self, move_id: str, initiator: str) -> interface.Export:
+    def describe(self, move_id: str, initiator: str, addresses: str
+                 ) -> interface.Export:
         address = self._configuration.target_ip_address
         return interface.Export(
             portal='%s:%d' % (address, self._configuration.target_port),
             iqn=self._configuration.target_prefix + PREFIX + move_id,
             lun=self.lun, serial=move_id if self.tells_serial else '',
-            initiator=initiator, username=volume_utils.generate_username(),
+            initiator=initiator, addresses=addresses,
+            username=volume_utils.generate_username(),
             password=volume_utils.generate_password())
 
 

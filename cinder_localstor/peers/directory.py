@@ -16,9 +16,9 @@ from typing import Any
 from cinder import context
 from cinder import objects
 from oslo_log import log as logging
-import psutil
 
 from cinder_localstor import exception
+from cinder_localstor.node import initiators
 
 LOG = logging.getLogger(__name__)
 
@@ -28,14 +28,10 @@ IDENTITY_LIFETIME = 300
 
 def own_identity(extra: tuple[str, ...] = ()) -> list[str]:
     """Names and addresses that a connector from this node may carry."""
-    names = {socket.gethostname(), socket.getfqdn(), *extra}
-    for addresses in psutil.net_if_addrs().values():
-        for address in addresses:
-            if address.family in (socket.AF_INET, socket.AF_INET6):
-                names.add(address.address.split('%')[0])
+    names = {socket.gethostname(), socket.getfqdn(), *extra,
+             *initiators.own_addresses()}
     return sorted(name for name in names
-                  if name and not name.startswith(('127.', '::1', 'fe80:',
-                                                   'localhost')))
+                  if name and not name.startswith('localhost'))
 
 
 def down(ctxt: context.RequestContext) -> set[str]:

@@ -12,9 +12,9 @@ from cinder.volume import api as volume_api
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.moves import table
-from cinder_localstor.node import interface
 from cinder_localstor import rows
 from tests.unit import base
+from tests.unit.datapath import test_transfer
 
 
 INSTANCE = '11111111-1111-1111-1111-111111111111'
@@ -41,8 +41,8 @@ class RowsTestCase(base.TestCase):
             source_name=volume.name,
             destination_name=rows.future_copy_name(move_id), size=1 << 30,
             block_size=512, engine='clone', region_sectors=128, threshold=16,
-            batch=8, export=interface.Export('p', 'iqn', 1, move_id, 'i',
-                                             'user', 'Hush'))
+            batch=8, export=dataclasses.replace(test_transfer.EXPORT,
+                                                serial=move_id))
         return rows.begin(self.ctxt, volume,
                           transfer.Transfer(**{**values, **more}),
                           'preparing', self.service, leaving)

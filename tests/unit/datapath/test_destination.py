@@ -29,7 +29,8 @@ class DestinationTestCase(unittest.TestCase):
             handles.Standing(MOVE.source_name, 'v', 1), MOVE.size)
         self.source = source.Source(self.there)
         self.move = dataclasses.replace(
-            MOVE, export=self.source.describe_export('m', 'iqn.b'))
+            MOVE, export=self.source.describe_export('m', 'iqn.b',
+                                                     '192.0.2.2'))
         self.source.export_source(self.move)
         for number in range(16):
             self.there.write('/dev/mapper/volume-v-handle', number,
@@ -54,7 +55,8 @@ class DestinationTestCase(unittest.TestCase):
 class ExamineTest(DestinationTestCase):
 
     def test_answer_names_the_initiator(self):
-        self.assertEqual({'initiator': 'iqn.1993-08.org.debian:b'},
+        self.assertEqual({'initiator': 'iqn.1993-08.org.debian:b',
+                          'addresses': '192.0.2.1,2001:db8::1'},
                          self.destination.examine(512, 'b@local'))
 
     def test_other_blocks_are_refused(self):

@@ -20,7 +20,8 @@ class SourceTest(unittest.TestCase):
             handles.Standing(MOVE.source_name, 'v', 1), MOVE.size)
         self.source = source.Source(self.node)
         self.move = dataclasses.replace(
-            MOVE, export=self.source.describe_export('m', 'iqn.b'))
+            MOVE, export=self.source.describe_export('m', 'iqn.b',
+                                                     '192.0.2.2'))
         self.node.faults.forget()
 
     def handle(self):

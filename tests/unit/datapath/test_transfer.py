@@ -9,8 +9,10 @@ import ddt
 from cinder_localstor.datapath import transfer
 from cinder_localstor.node import interface
 
-EXPORT = interface.Export('192.0.2.1:3260', 'iqn.x', 1, 's', 'iqn.b', 'user',
-                          'Hush')
+EXPORT = interface.Export(
+    portal='192.0.2.1:3260', iqn='iqn.x', lun=1, serial='s',
+    initiator='iqn.b', addresses='192.0.2.2', username='user',
+    password='Hush')
 TRANSFER = transfer.Transfer(
     move_id='m', volume_id='v', generation=2, source_host='a@local',
     destination_host='b@local', source_name='volume-v',

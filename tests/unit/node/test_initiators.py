@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import dataclasses
 import os
+import socket
 import tempfile
 import unittest
 from unittest import mock
@@ -18,8 +20,10 @@ from tests.unit.node import fakes
 IQN = 'iqn.2010-10.org.openstack:localstor-x'
 SERIAL = '6f9619ff-8b86-4d01-b42d-00cf4fc964ff'
 PASSWORD = 'Hush-5678'
-EXPORT = interface.Export('192.0.2.1:3260', IQN, 1, SERIAL, 'iqn.b', 'user',
-                          PASSWORD)
+EXPORT = interface.Export(
+    portal='192.0.2.1:3260', iqn=IQN, lun=1, serial=SERIAL,
+    initiator='iqn.b', addresses='192.0.2.2', username='user',
+    password=PASSWORD)
 
 
 def page(serial, code=0x80):
@@ -40,6 +44,22 @@ class SerialTest(unittest.TestCase):
               b'\0\x80\xff\xff')
     def test_corrupt_page_is_refused(self, data):
         self.assertRaises(ValueError, initiators.parse_serial, data)
+
+
+class AddressesTest(unittest.TestCase):
+
+    def test_addresses_that_others_can_see(self):
+        found = {name: [mock.Mock(family=family, address=address)]
+                 for name, family, address in (
+                     ('eth0', socket.AF_INET, '192.0.2.1'),
+                     ('eth1', socket.AF_INET6, '2001:db8::1%eth1'),
+                     ('eth2', socket.AF_INET6, 'fe80::1%eth2'),
+                     ('eth3', socket.AF_PACKET, '00:11:22:33:44:55'),
+                     ('lo', socket.AF_INET, '127.0.0.1'),
+                     ('lo6', socket.AF_INET6, '::1'))}
+        with mock.patch('psutil.net_if_addrs', return_value=found):
+            self.assertEqual(['192.0.2.1', '2001:db8::1'],
+                             initiators.own_addresses())
 
 
 class SessionsTest(unittest.TestCase):
@@ -146,8 +166,8 @@ class BrickTest(unittest.TestCase):
                                            initiators.PORTAL_TIMEOUT)
 
     def test_address_of_version_6(self):
-        self.initiator.connect(interface.Export(
-            '[2001:db8::1]:3260', IQN, 1, SERIAL, 'iqn.b', 'user', PASSWORD))
+        self.initiator.connect(dataclasses.replace(
+            EXPORT, portal='[2001:db8::1]:3260'))
         self.assertEqual(('2001:db8::1', 3260), self.knock.call_args.args[0])
 
     @ddt.data(brick_exception.VolumeDeviceNotFound(device='x'),
@@ -178,8 +198,7 @@ class BrickTest(unittest.TestCase):
 
     def test_target_without_serial_numbers_is_believed(self):
         self.serial = b'made up'
-        export = interface.Export('192.0.2.1:3260', IQN, 0, '', 'iqn.b',
-                                  'user', PASSWORD)
+        export = dataclasses.replace(EXPORT, serial='')
         self.assertEqual('/dev/sdb', self.initiator.connect(export))
 
     def test_disconnect_flushes_what_works(self):

@@ -244,11 +244,11 @@ class CheckTest(GroupTestCase):
 
     def setUp(self):
         super().setUp()
+        self.command.answer('vgs', vgs(vg_size='1', vg_free='1'))
         self.command.answer('vgs --reportformat json --noheadings',
                             json.dumps({'report': [{'vg': [
                                 {'pv_name': '/dev/null'},
                                 {'pv_name': '/dev/zero'}]}]}))
-        self.command.answer('vgs', vgs(vg_size='1', vg_free='1'))
         self.command.answer('lvs', lvs())
         self.sizes = self.patch(
             'cinder_localstor.node.lvm._logical_block_size',

@@ -74,7 +74,7 @@ class WorldTest(SimulatedTestCase):
         self.node.volumes.create('x', 1, frozenset())
         mapper = self.node.device_mapper
         mapper.create('h', self.linear('/dev/group/x'))
-        export = self.node.target.describe('m', 'iqn')
+        export = self.node.target.describe('m', 'iqn', '')
         self.node.target.export('m', '/dev/mapper/h', export)
         self.node.cut_power()
         self.assertEqual((['x'], {}, set()),
@@ -97,7 +97,7 @@ class WorldTest(SimulatedTestCase):
                           self.linear('/dev/group/absent'))
 
     def test_source_is_found_with_its_own_export_only(self):
-        export = self.node.target.describe('m', 'iqn')
+        export = self.node.target.describe('m', 'iqn', '')
         self.assertRaises(exception.SourceUnreachable,
                           self.other.initiator.connect, export)
 

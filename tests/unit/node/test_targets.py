@@ -16,6 +16,7 @@ from tests.unit.node import fakes
 MOVE = '6f9619ff-8b86-4d01-b42d-00cf4fc964ff'
 OTHER = '7f9619ff-8b86-4d01-b42d-00cf4fc964ff'
 INITIATOR = 'iqn.1993-08.org.debian:b'
+ADDRESSES = '192.0.2.2,2001:db8::2'
 SHOWN = '''\
 Target 1: iqn.2010-10.org.openstack:volume-%s
     System information:
@@ -93,7 +94,8 @@ class TgtTest(TargetTestCase):
         super().setUp()
         self.target = targets.TgtSourceTarget(self.configuration,
                                               self.command)
-        self.export = self.target.describe(MOVE, INITIATOR)
+        self.export = self.target.describe(MOVE, INITIATOR,
+                                           '192.0.2.2,2001:db8::2')
         self.shows(OTHER)
         self.made = self.patch('cinder.volume.targets.tgt.TgtAdm.'
                                'create_iscsi_target', autospec=True)
@@ -107,7 +109,8 @@ class TgtTest(TargetTestCase):
 
     def test_description(self):
         self.override('target_port', 3333)
-        export = self.target.describe(MOVE, INITIATOR)
+        export = self.target.describe(MOVE, INITIATOR,
+                                      '192.0.2.2,2001:db8::2')
         self.assertEqual(
             ('192.0.2.1:3333', 'iqn.2010-10.org.openstack:localstor-' + MOVE,
              1, MOVE, INITIATOR),
@@ -115,7 +118,8 @@ class TgtTest(TargetTestCase):
              export.initiator))
 
     def test_secrets_differ_from_move_to_move(self):
-        other = self.target.describe(MOVE, INITIATOR)
+        other = self.target.describe(MOVE, INITIATOR,
+                                     '192.0.2.2,2001:db8::2')
         self.assertNotEqual(other.password, self.export.password)
         self.assertNotIn(other.password, repr(other))
 
@@ -132,7 +136,9 @@ class TgtTest(TargetTestCase):
             'driver': 'iscsi', 'chap_auth': 'incominguser u p'}
         lines = [line.strip() for line in text.splitlines()]
         for line in ('bsoflags direct', 'readonly 1', 'scsi_sn ' + MOVE,
-                     'initiator-name ' + INITIATOR, 'incominguser u p',
+                     'initiator-name ' + INITIATOR,
+                     'initiator-address 192.0.2.2',
+                     'initiator-address 2001:db8::2', 'incominguser u p',
                      '<backing-store /dev/mapper/v-handle>'):
             self.assertIn(line, lines)
 
@@ -186,7 +192,8 @@ class LioTest(TargetTestCase):
                                               self.command)
         self.driver = mock.Mock()
         self.target._driver = self.driver
-        self.export = self.target.describe(MOVE, INITIATOR)
+        self.export = self.target.describe(MOVE, INITIATOR,
+                                           '192.0.2.2,2001:db8::2')
 
     def there(self):
         os.mkdir(os.path.join(self.directory, self.export.iqn))

@@ -140,6 +140,12 @@ class ExposedTest(RpcTestCase):
             name for name in dir(rpc.Endpoint)
             if not name.startswith('_') and name != 'target'})
 
+    def test_bus_refuses_any_other_method(self):
+        error = self.assertRaises(exception.LocalStorException,
+                                  self.api._call, base.B, '-', 'recover',
+                                  patient=False)
+        self.assertIn('does not support RPC method recover', str(error))
+
     def test_mover_answers_them_all(self):
         for name in self.METHODS:
             self.assertTrue(callable(getattr(mover.Mover, name)))

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import re
+
+from tests.lab import base
+
+
+class SecurityTest(base.LabTestCase):
+    """What a move opens is open to the destination only, and not for long."""
+
+    def setUp(self):
+        super().setUp()
+        self.volume = self.create(size=2)
+        self.source = self.home(self.volume)
+        self.destination = self.other(self.source)
+
+    def begin(self):
+        self.moved = self.attach(self.volume, self.destination)
+        self.iqn = self.sessions(self.destination)[0]
+
+    def record(self):
+        """What open-iscsi on the destination knows of the source."""
+        text = self.destination.run(
+            ['iscsiadm', '-m', 'node', '-T', self.iqn, '-S']).stdout
+        return dict(re.findall(r'^(\S+) = (\S+)$', text, re.MULTILINE))
+
+    def log_in(self, node, username, password):
+        """Try to log in to the source as somebody else; whether it works."""
+        record = self.record()
+        target = ['iscsiadm', '-m', 'node', '-T', self.iqn, '-p', '%s:%s' % (
+            record['node.conn[0].address'], record['node.conn[0].port'])]
+        node.run([*target, '-o', 'new'])
+        try:
+            for name, value in (('authmethod', 'CHAP'),
+                                ('username', username),
+                                ('password', password)):
+                node.run([*target, '-o', 'update', '-n',
+                          'node.session.auth.' + name, '-v', value])
+            node.run([*target, '-o', 'update', '-n',
+                      'node.session.initial_login_retry_max', '-v', '1'])
+            done = node.run([*target, '--login'], check=False, timeout=60)
+            if not done.returncode:
+                node.run([*target, '--logout'])
+            return not done.returncode
+        finally:
+            node.run([*target, '-o', 'delete'])
+
+    def test_nobody_else_gets_at_the_source(self):
+        self.begin()
+        record = self.record()
+        username = record['node.session.auth.username']
+        password = record['node.session.auth.password']
+        self.assertFalse(self.log_in(self.source, username, password))
+        self.wait_until_arrived(self.moved)
+
+    def test_source_can_not_be_written(self):
+        self.begin()
+        disk = self.destination.run(
+            ['sh', '-c', 'cat /sys/block/sd*/ro']).stdout.split()
+        self.assertEqual(['1'], disk)
+        self.wait_until_hydration_runs(self.moved)
+        handle = [name for name in self.lines(self.source, 'dmsetup', 'ls')
+                  if name.endswith('-handle')][0]
+        written = self.source.run(
+            ['dd', 'if=/dev/zero', 'of=/dev/mapper/' + handle, 'bs=4096',
+             'count=1', 'oflag=direct'], check=False)
+        self.assertNotEqual(0, written.returncode)
+        self.wait_until_arrived(self.moved)
+
+    def test_secret_is_in_no_log(self):
+        self.begin()
+        password = self.record()['node.session.auth.password']
+        self.assertGreaterEqual(len(password), 12)
+        self.wait_until_arrived(self.moved)
+        for node in self.nodes:
+            log = node.service('cinder-volume').log.parent
+            for path in log.iterdir():
+                self.assertNotIn(password,
+                                 path.read_text(errors='replace'), path)
+
+    def test_guest_file_system_is_not_seen_by_the_nodes(self):
+        first = self.attach(self.volume, self.source)
+        self.source.run(['mkfs.ext4', '-q', '-U', UUID, first.device])
+        self.assert_hidden()
+        self.detach(first)
+        self.begin()
+        self.wait_until_hydration_runs(self.moved)
+        self.assert_hidden()
+        self.wait_until_arrived(self.moved)
+        self.assert_hidden()
+
+    def assert_hidden(self):
+        for node in self.nodes:
+            node.run(['udevadm', 'settle'])
+            links = node.run(['ls', '/dev/disk/by-uuid'], check=False).stdout
+            self.assertNotIn(UUID, links, node.name)
+
+
+UUID = 'deadbeef-0000-4000-8000-000000000001'
+
+
+class TargetDaemonTest(base.LabTestCase):
+
+    def test_restart_of_tgtd_in_mid_move(self):
+        volume = self.create(size=2)
+        first = self.attach(volume, self.home(volume))
+        self.write(first, size=200)
+        content = self.checksum(first, size=200)
+        self.detach(first)
+        moved = self.attach(volume, self.other(first.node))
+        self.wait_until_hydration_runs(moved)
+        first.node.service('tgtd').kill()
+        first.node.service('tgtd').start()
+        self.assertEqual(content, self.checksum(moved, size=200))
+        self.wait_until_arrived(moved)
+        self.assertEqual(content, self.checksum(moved, size=200))
