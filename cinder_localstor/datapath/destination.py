@@ -31,15 +31,17 @@ class Destination:
         self._engine.check()
         self._node.device_mapper.check_target(WAITING_TARGET)
 
-    def examine(self, block_size: int, host: str) -> dict[str, str]:
+    def examine(self, block_size: int, portal: str, host: str
+                ) -> dict[str, str]:
         """Whether a volume can move here; what the source has to know.
 
         No command is run for it.  Whether there is space is seen when the
         volume is made.
 
         :param block_size: bytes of a logical block at the source
-        :returns: `initiator`, the IQN that will ask for the source, and
-            `addresses` that it may ask from, joined by commas
+        :param portal: where the source will be found
+        :returns: `initiator`, the IQN that will ask for the source, and the
+            `address` that it will ask from
         :raises BlockSizesDiffer: the disks here have other blocks
         """
         group = self._node.volumes
@@ -50,7 +52,7 @@ class Destination:
                 expected=block_size)
         initiator = self._node.initiator
         return {'initiator': initiator.name(),
-                'addresses': ','.join(initiator.addresses())}
+                'address': initiator.address_towards(portal)}
 
     def create_destination(self, move: transfer.Transfer) -> None:
         """Make the logical volume that the data will arrive on."""

@@ -13,10 +13,14 @@ class Source:
         self._node = node
         self._handles = handles.Handles(node)
 
-    def describe_export(self, move_id: str, initiator: str, addresses: str
+    def portal(self) -> str:
+        """Where sources are found on this node, as address:port."""
+        return self._node.target.portal()
+
+    def describe_export(self, move_id: str, initiator: str, address: str
                         ) -> interface.Export:
         """Where a move's source will be found; makes up its secret."""
-        return self._node.target.describe(move_id, initiator, addresses)
+        return self._node.target.describe(move_id, initiator, address)
 
     def export_source(self, move: transfer.Transfer) -> None:
         """Export the handle, read-only, to the destination's initiator.

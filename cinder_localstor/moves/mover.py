@@ -10,6 +10,7 @@ from cinder import context
 from cinder import objects
 from cinder.volume import volume_utils
 import futurist
+from oslo_concurrency import lockutils
 from oslo_log import log as logging
 from oslo_utils import excutils
 from oslo_utils import units
@@ -81,7 +82,8 @@ class Mover:
         :raises LocalStorException: it can't be; it is as it was then
         """
         answer = self._peers.examine(
-            peer.host, volume.id, self._node.volumes.block_size())
+            peer.host, volume.id, self._node.volumes.block_size(),
+            self._source.portal())
         move_id = rows.new_move_id()
         leaving = tuple(row['id'] for row in rows.attachments(ctxt, volume.id)
                         if row['connector'])
@@ -95,7 +97,7 @@ class Mover:
             block_size=self._node.volumes.block_size(),
             engine=self._engine.name,
             export=self._source.describe_export(
-                move_id, answer['initiator'], answer['addresses']),
+                move_id, answer['initiator'], answer['address']),
             **destination.choose_regions(volume.size * units.Gi,
                                          self._configuration))
         # A user waits, so a peer that does not answer is given up soon.
@@ -105,8 +107,9 @@ class Mover:
         # Before the row is there for the periodic task to find
         self._beginning.add(move_id)
         try:
-            move = rows.begin(ctxt, volume, described,
-                              table.State.PREPARING.value, peer, leaving)
+            with lockutils.lock('localstor-begin-' + volume.id):
+                move = rows.begin(ctxt, volume, described,
+                                  table.State.PREPARING.value, peer, leaving)
             try:
                 hasty.drive(ctxt, move_id)
             except Exception:
@@ -124,10 +127,10 @@ class Mover:
             (volume_utils.extract_host(self.host, 'host'),
              self._configuration.target_ip_address))
 
-    def examine(self, ctxt: context.RequestContext, block_size: int
-                ) -> dict[str, str]:
+    def examine(self, ctxt: context.RequestContext, block_size: int,
+                portal: str) -> dict[str, str]:
         """Whether a volume could move here, see Destination.examine."""
-        return self._arriving.examine(block_size, self.host)
+        return self._arriving.examine(block_size, portal, self.host)
 
     def run(self, ctxt: context.RequestContext, move: dict[str, Any],
             steps: list[str]) -> None:

@@ -12,6 +12,7 @@ import os
 import re
 
 from oslo_log import log as logging
+from oslo_utils import excutils
 import tenacity
 
 from cinder_localstor import exception
@@ -177,8 +178,8 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
             self._command.run('dmsetup', 'resume', '--nolockfs',
                               *(['--noflush'] if keep_queued else []), name)
         except exception.CommandFailed:
-            self._command.run('dmsetup', 'clear', name)
-            raise
+            with excutils.save_and_reraise_exception():
+                self._command.run('dmsetup', 'clear', name)
 
     def message(self, name: str, text: str) -> None:
         self._command.run('dmsetup', 'message', name, '0', text)

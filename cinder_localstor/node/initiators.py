@@ -97,8 +97,13 @@ class BrickInitiator(interface.Initiator):
     def name(self) -> str:
         return self._connector.get_initiator()
 
-    def addresses(self) -> list[str]:
-        return own_addresses()
+    def address_towards(self, portal: str) -> str:
+        address, port = _split(portal)
+        family = socket.AF_INET6 if ':' in address else socket.AF_INET
+        # Nothing is sent: the kernel only chooses the route.
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, port))
+            return probe.getsockname()[0]
 
     def connected(self) -> dict[str, str]:
         return {iqn: session.disk for iqn, session in sessions().items()
@@ -128,9 +133,8 @@ class BrickInitiator(interface.Initiator):
         return device
 
     def _knock(self, export: interface.Export) -> None:
-        address, port = export.portal.rsplit(':', 1)
         try:
-            socket.create_connection((address.strip('[]'), int(port)),
+            socket.create_connection(_split(export.portal),
                                      PORTAL_TIMEOUT).close()
         except OSError as error:
             raise exception.SourceUnreachable(
@@ -171,6 +175,11 @@ class BrickInitiator(interface.Initiator):
                       export.iqn, '--portal', export.portal)
             self._command.run(*target, '--logout')
             self._command.run(*target, '--op', 'delete')
+
+
+def _split(portal: str) -> tuple[str, int]:
+    address, port = portal.rsplit(':', 1)
+    return address.strip('[]'), int(port)
 
 
 def _properties(export: interface.Export) -> dict[str, Any]:

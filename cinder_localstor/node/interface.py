@@ -75,9 +75,9 @@ class Device:
 class Export:
     """Where a source copy can be reached and how to prove who asks.
 
-    `initiator`, from one of `addresses` (joined by commas), is the only one
-    that is admitted; `serial` is what the disk says of itself, '' where the
-    target makes up a number of its own.
+    `initiator`, from `address`, is the only one that is admitted; `serial` is
+    what the disk says of itself, '' where the target makes up a number of its
+    own.
     """
 
     portal: str
@@ -85,7 +85,7 @@ class Export:
     lun: int
     serial: str
     initiator: str
-    addresses: str
+    address: str
     username: str
     password: str = dataclasses.field(repr=False)
 
@@ -220,7 +220,11 @@ class SourceTarget(abc.ABC):
     """Exports of source copies, read-only, for one initiator each."""
 
     @abc.abstractmethod
-    def describe(self, move_id: str, initiator: str, addresses: str
+    def portal(self) -> str:
+        """Where the exports are found, as address:port."""
+
+    @abc.abstractmethod
+    def describe(self, move_id: str, initiator: str, address: str
                  ) -> Export:
         """What the export of a move will be; makes up the secret."""
 
@@ -245,8 +249,8 @@ class Initiator(abc.ABC):
         """The IQN of this node's initiator."""
 
     @abc.abstractmethod
-    def addresses(self) -> list[str]:
-        """The addresses that this node may connect from."""
+    def address_towards(self, portal: str) -> str:
+        """The address that this node connects to a portal from."""
 
     @abc.abstractmethod
     def connect(self, export: Export) -> str:

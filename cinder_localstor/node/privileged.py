@@ -41,7 +41,8 @@ PROGRAMS = frozenset(('dmsetup', 'iscsiadm', 'lvchange', 'lvcreate',
 # Bytes of a file or a device that are written at once
 CHUNK = 1 << 20
 
-TIMED_OUT = -1
+# No exit status, and no signal's number
+TIMED_OUT = -1000
 
 
 @CONTEXT.entrypoint

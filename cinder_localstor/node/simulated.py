@@ -339,12 +339,15 @@ class SimulatedTarget(interface.SourceTarget):
         self.faults = faults
         self.exports: dict[str, tuple[interface.Export, str]] = {}
 
-    def describe(self, move_id: str, initiator: str, addresses: str
+    def portal(self) -> str:
+        return self.faults.host
+
+    def describe(self, move_id: str, initiator: str, address: str
                  ) -> interface.Export:
         return interface.Export(
             portal=self.faults.host, iqn='iqn.2010-10.org.openstack:' +
             move_id, lun=1, serial=move_id, initiator=initiator,
-            addresses=addresses,
+            address=address,
             username='user', password='secret of ' + move_id[:8])
 
     @_fallible
@@ -374,8 +377,8 @@ class SimulatedInitiator(interface.Initiator):
     def name(self) -> str:
         return 'iqn.1993-08.org.debian:' + self.faults.host
 
-    def addresses(self) -> list[str]:
-        return ['192.0.2.1', '2001:db8::1']
+    def address_towards(self, portal: str) -> str:
+        return '192.0.2.1'
 
     @_fallible
     def connect(self, export: interface.Export) -> str:

@@ -67,9 +67,6 @@ class _TgtOfMove(tgt.TgtAdm):
 
     def __init__(self, configuration: Any, export: interface.Export) -> None:
         super().__init__(configuration=configuration)
-        admitted = '\n    '.join(
-            'initiator-address ' + address
-            for address in export.addresses.split(','))
         self.VOLUME_CONF = '''
 <target %(name)s>
     <backing-store %(path)s>
@@ -81,7 +78,7 @@ class _TgtOfMove(tgt.TgtAdm):
     driver %(driver)s
     %(chap_auth)s
     initiator-name ''' + export.initiator + '''
-    ''' + admitted + '''
+    initiator-address ''' + export.address + '''
 </target>
 '''
 
@@ -97,14 +94,19 @@ class _CinderTarget(interface.SourceTarget):
         self._configuration = configuration
         self._command = command
 
-    def describe(self, move_id: str, initiator: str, addresses: str
+    def portal(self) -> str:
+        return '%s:%d' % (
+            volume_utils.sanitize_host(
+                self._configuration.target_ip_address),
+            self._configuration.target_port)
+
+    def describe(self, move_id: str, initiator: str, address: str
                  ) -> interface.Export:
-        address = self._configuration.target_ip_address
         return interface.Export(
-            portal='%s:%d' % (address, self._configuration.target_port),
+            portal=self.portal(),
             iqn=self._configuration.target_prefix + PREFIX + move_id,
             lun=self.lun, serial=move_id if self.tells_serial else '',
-            initiator=initiator, addresses=addresses,
+            initiator=initiator, address=address,
             username=volume_utils.generate_username(),
             password=volume_utils.generate_password())
 

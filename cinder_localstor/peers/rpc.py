@@ -42,8 +42,8 @@ class Answers(Protocol):
     def identify(self, ctxt: context.RequestContext) -> list[str]:
         """Names and addresses of the node."""
 
-    def examine(self, ctxt: context.RequestContext, block_size: int
-                ) -> dict[str, str]:
+    def examine(self, ctxt: context.RequestContext, block_size: int,
+                portal: str) -> dict[str, str]:
         """Whether a volume could move there."""
 
     def run(self, ctxt: context.RequestContext, move: dict[str, Any],
@@ -69,9 +69,9 @@ class Endpoint:
     def identify(self, ctxt: context.RequestContext) -> list[str]:
         return self._answers.identify(ctxt)
 
-    def examine(self, ctxt: context.RequestContext, block_size: int
-                ) -> dict[str, str]:
-        return self._answers.examine(ctxt, block_size)
+    def examine(self, ctxt: context.RequestContext, block_size: int,
+                portal: str) -> dict[str, str]:
+        return self._answers.examine(ctxt, block_size, portal)
 
     def run(self, ctxt: context.RequestContext, move: dict[str, Any],
             steps: list[str]) -> None:
@@ -140,11 +140,11 @@ class PeerAPI:
         """Names and addresses of a peer's node."""
         return self._call(peer, '-', 'identify', patient=False)
 
-    def examine(self, peer: str, volume_id: str, block_size: int
-                ) -> dict[str, str]:
+    def examine(self, peer: str, volume_id: str, block_size: int,
+                portal: str) -> dict[str, str]:
         """Whether a volume could move to a peer."""
         return self._call(peer, volume_id, 'examine', patient=False,
-                          block_size=block_size)
+                          block_size=block_size, portal=portal)
 
     def run(self, peer: str, move: transfer.Transfer, steps: list[str],
             patient: bool = True) -> None:

@@ -85,8 +85,8 @@ class Peers:
     def identify(self, peer):
         return self._call(peer, 'identify')
 
-    def examine(self, peer, volume_id, block_size):
-        return self._call(peer, 'examine', block_size)
+    def examine(self, peer, volume_id, block_size, portal):
+        return self._call(peer, 'examine', block_size, portal)
 
     def run(self, peer, move, steps, patient=True):
         return self._call(peer, 'run', move.as_dict(), steps)

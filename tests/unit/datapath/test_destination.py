@@ -56,12 +56,12 @@ class ExamineTest(DestinationTestCase):
 
     def test_answer_names_the_initiator(self):
         self.assertEqual({'initiator': 'iqn.1993-08.org.debian:b',
-                          'addresses': '192.0.2.1,2001:db8::1'},
-                         self.destination.examine(512, 'b@local'))
+                          'address': '192.0.2.1'},
+                         self.destination.examine(512, 'p:1', 'b@local'))
 
     def test_other_blocks_are_refused(self):
         with self.assertRaises(exception.BlockSizesDiffer) as caught:
-            self.destination.examine(4096, 'b@local')
+            self.destination.examine(4096, 'p:1', 'b@local')
         for part in ('b@local', '512', '4096'):
             self.assertIn(part, str(caught.exception))
 

@@ -11,7 +11,7 @@ from cinder_localstor.node import interface
 
 EXPORT = interface.Export(
     portal='192.0.2.1:3260', iqn='iqn.x', lun=1, serial='s',
-    initiator='iqn.b', addresses='192.0.2.2', username='user',
+    initiator='iqn.b', address='192.0.2.2', username='user',
     password='Hush')
 TRANSFER = transfer.Transfer(
     move_id='m', volume_id='v', generation=2, source_host='a@local',

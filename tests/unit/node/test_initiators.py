@@ -22,7 +22,7 @@ SERIAL = '6f9619ff-8b86-4d01-b42d-00cf4fc964ff'
 PASSWORD = 'Hush-5678'
 EXPORT = interface.Export(
     portal='192.0.2.1:3260', iqn=IQN, lun=1, serial=SERIAL,
-    initiator='iqn.b', addresses='192.0.2.2', username='user',
+    initiator='iqn.b', address='192.0.2.2', username='user',
     password=PASSWORD)
 
 

@@ -16,7 +16,7 @@ from tests.unit.node import fakes
 MOVE = '6f9619ff-8b86-4d01-b42d-00cf4fc964ff'
 OTHER = '7f9619ff-8b86-4d01-b42d-00cf4fc964ff'
 INITIATOR = 'iqn.1993-08.org.debian:b'
-ADDRESSES = '192.0.2.2,2001:db8::2'
+ADDRESSES = '192.0.2.2'
 SHOWN = '''\
 Target 1: iqn.2010-10.org.openstack:volume-%s
     System information:
@@ -95,7 +95,7 @@ class TgtTest(TargetTestCase):
         self.target = targets.TgtSourceTarget(self.configuration,
                                               self.command)
         self.export = self.target.describe(MOVE, INITIATOR,
-                                           '192.0.2.2,2001:db8::2')
+                                           '192.0.2.2')
         self.shows(OTHER)
         self.made = self.patch('cinder.volume.targets.tgt.TgtAdm.'
                                'create_iscsi_target', autospec=True)
@@ -110,7 +110,7 @@ class TgtTest(TargetTestCase):
     def test_description(self):
         self.override('target_port', 3333)
         export = self.target.describe(MOVE, INITIATOR,
-                                      '192.0.2.2,2001:db8::2')
+                                      '192.0.2.2')
         self.assertEqual(
             ('192.0.2.1:3333', 'iqn.2010-10.org.openstack:localstor-' + MOVE,
              1, MOVE, INITIATOR),
@@ -119,7 +119,7 @@ class TgtTest(TargetTestCase):
 
     def test_secrets_differ_from_move_to_move(self):
         other = self.target.describe(MOVE, INITIATOR,
-                                     '192.0.2.2,2001:db8::2')
+                                     '192.0.2.2')
         self.assertNotEqual(other.password, self.export.password)
         self.assertNotIn(other.password, repr(other))
 
@@ -193,7 +193,7 @@ class LioTest(TargetTestCase):
         self.driver = mock.Mock()
         self.target._driver = self.driver
         self.export = self.target.describe(MOVE, INITIATOR,
-                                           '192.0.2.2,2001:db8::2')
+                                           '192.0.2.2')
 
     def there(self):
         os.mkdir(os.path.join(self.directory, self.export.iqn))

@@ -29,8 +29,8 @@ class Answers:
         self._note('identify')
         return ['b', '192.0.2.2']
 
-    def examine(self, _ctxt, block_size):
-        self._note('examine', block_size)
+    def examine(self, _ctxt, block_size, portal):
+        self._note('examine', block_size, portal)
         return {'initiator': 'iqn.b'}
 
     def run(self, _ctxt, move, steps):
@@ -61,8 +61,8 @@ class CallTest(RpcTestCase):
 
     def test_examine(self):
         self.assertEqual({'initiator': 'iqn.b'},
-                         self.api.examine(base.B, 'v', 512))
-        self.assertEqual([('examine', 512)], self.answers.asked)
+                         self.api.examine(base.B, 'v', 512, 'p:1'))
+        self.assertEqual([('examine', 512, 'p:1')], self.answers.asked)
 
     def test_run_carries_the_whole_move(self):
         for patient in (True, False):
@@ -80,7 +80,7 @@ class CallTest(RpcTestCase):
         self.answers.error = exception.NotEnoughSpace(
             group='disks', host='b', name='x', free='1', needed='2')
         error = self.assertRaises(exception.PeerFailed, self.api.examine,
-                                  base.B, 'volume-id', 512)
+                                  base.B, 'volume-id', 512, 'p:1')
         self.assertEqual('NotEnoughSpace', error.kind)
         for part in (base.B, 'volume-id', 'examine', "'disks'"):
             self.assertIn(part, str(error))
@@ -89,7 +89,7 @@ class CallTest(RpcTestCase):
         with mock.patch.object(messaging.RPCClient, 'prepare') as prepare:
             prepare.return_value.call.side_effect = error
             return self.assertRaises(expected, self.api.examine, base.B,
-                                     'volume-id', 512)
+                                     'volume-id', 512, 'p:1')
 
     def test_error_of_a_class_that_does_not_travel(self):
         error = self.refused_with(
