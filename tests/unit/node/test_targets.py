@@ -137,7 +137,7 @@ class TgtTest(TargetTestCase):
         lines = [line.strip() for line in text.splitlines()]
         for line in ('bsoflags direct', 'readonly 1', 'scsi_sn ' + MOVE,
                      'initiator-name ' + INITIATOR,
-                     'initiator-address 192.0.2.2',
+                     'initiator-address 192.0.2.2', 'incominguser u p',
                      '<backing-store /dev/mapper/v-handle>'):
             self.assertIn(line, lines)
 
