@@ -60,6 +60,15 @@ class Handles:
         self._node.volumes.clear(name)
         self._node.volumes.remove(name)
 
+    def check_unused(self, name: str) -> None:
+        """:raises VolumeInUse: somebody has the handle open"""
+        handle = handle_name(name)
+        device = self._node.device_mapper.devices().get(handle)
+        if device is not None and device.open_count:
+            raise exception.VolumeInUse(
+                volume_name=name, host='this node',
+                device=self._node.device_mapper.path(handle))
+
     def extend(self, name: str, size: int) -> None:
         """Grow a standing volume to `size` bytes.
 

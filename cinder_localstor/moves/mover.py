@@ -216,10 +216,10 @@ class Mover:
     def recover(self) -> None:
         """Bring back what a restart of this node took away.
 
-        Handles of all volumes that stand here, exports and handles of copies
-        that are sources of moves; moves that were broken off are undone.
-        The moves that arrive here are built again by :meth:`watch`, because
-        that needs the peers.
+        Handles of all volumes that stand here, and handles and exports of
+        copies that are sources of moves.  What needs the peers is left to
+        :meth:`watch`, so that none of them can hold up the start: to build
+        again what arrives here, and to undo moves that were broken off.
         """
         ctxt = context.get_admin_context()
         moves = rows.for_host(ctxt, self.host)
@@ -236,10 +236,7 @@ class Mover:
         self._handles.stand(list({copy.name: copy
                                   for copy in standing}.values()))
         for move in moves:
-            if move.state in table.UNDONE_BY_FAILURE:
-                if move.transfer.source_host == self.host:
-                    self._executor.undo(ctxt, move)
-            elif (move.transfer.source_host == self.host
+            if (move.transfer.source_host == self.host
                     and table.TABLE[table.State(move.state)].serves):
                 self._export_again(move)
 
@@ -268,7 +265,13 @@ class Mover:
         return moves[0] if moves else None
 
     def discard(self, ctxt: context.RequestContext, move: rows.Move) -> None:
-        """End a move whose volume is being deleted."""
+        """End a move whose volume is being deleted.
+
+        :raises VolumeInUse: it is in use; the move goes on
+        """
+        if move.state != table.State.ABORTING:
+            # Before anything is recorded: what is recorded is carried out.
+            self._handles.check_unused(move.transfer.destination_name)
         self._executor.discard(ctxt, move)
 
     def look_soon(self, move: rows.Move) -> None:

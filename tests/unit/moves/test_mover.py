@@ -407,3 +407,37 @@ class FaultTest(MoverTestCase):
                 raise AssertionError('%s of %s #%d on %s: %s' % (
                     fault.name, name, nth, host, error)) from error
             self.forget_volume(volume)
+
+
+class BusyDeleteTest(MoverTestCase):
+
+    def test_delete_of_a_volume_in_use_changes_nothing(self):
+        self.cloud.move(self.volume)
+        node = self.cloud.nodes[base.B]
+        handle = node.device_mapper.nodes[
+            self.cloud.refresh(self.volume).name + '-handle']
+        handle.open_count = 1
+        self.assertRaises(exception.VolumeInUse,
+                          self.cloud.movers[base.B].discard, self.ctxt,
+                          rows.for_volume(self.ctxt, self.volume.id)[0])
+        handle.open_count = 0
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_delete_while_the_move_is_taken_back(self):
+        first = self.cloud.reserve(self.volume, {'host': 'a'})
+        second = self.cloud.reserve(self.volume)
+        self.cloud.move(self.volume)
+        second.destroy()
+        self.cloud.down.add(base.B)
+        move = rows.for_volume(self.ctxt, self.volume.id)[0]
+        rows.change_state(self.ctxt, move, table.State.ABORTING.value,
+                          swap=True)
+        first.destroy()
+        move = rows.for_volume(self.ctxt, self.volume.id)[0]
+        volume = self.cloud.refresh(self.volume)
+        self.cloud.movers[base.A].discard(self.ctxt, move)
+        self.cloud.movers[base.A]._handles.delete(volume.name)
+        volume.destroy()
+        self.cloud.settle()
+        self.assertEqual([], self.cloud.leftovers([]))
