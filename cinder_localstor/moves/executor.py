@@ -200,7 +200,7 @@ class Executor:
                                        table.State.DISCARDING.value)
         try:
             self.drive(ctxt, move.move_id)
-        except exception.LocalStorException as error:
+        except Exception as error:
             after = rows.get(ctxt, move.move_id)
             if after is None or 'keep_destination' in after.done:
                 LOG.warning('The source of move %(move)s is removed later: '

@@ -114,9 +114,10 @@ class BrickInitiator(interface.Initiator):
         device = self.connected().get(export.iqn)
         if not device:
             self._knock(export)
-            # open-iscsi does not get over every loss of a target by itself
-            # and fails what waits for it in the end.
-            self._log_out(export)
+            if export.iqn in sessions():
+                # open-iscsi does not get over every loss of a target by
+                # itself and fails what waits for it in the end.
+                self.disconnect(export)
             try:
                 self._connector.connect_volume(_properties(export))
             except (brick_exception.BrickException,
@@ -161,20 +162,24 @@ class BrickInitiator(interface.Initiator):
                 expected=export.serial, iqn=export.iqn)
 
     def disconnect(self, export: interface.Export) -> None:
-        if export.iqn in self.connected():
-            self._connector.disconnect_volume(
-                _properties(export), {'type': 'block'}, force=True,
-                ignore_errors=False)
-        else:
-            self._log_out(export)
+        """Log out and forget the target.
 
-    def _log_out(self, export: interface.Export) -> None:
-        """End a session that does not work; os-brick would flush its disk."""
+        Not through os-brick: it would flush a disk that is never written, and
+        take the source node on top of it for a multipath device of its own.
+        """
+        target = ('iscsiadm', '--mode', 'node', '--targetname', export.iqn,
+                  '--portal', export.portal)
         if export.iqn in sessions():
-            target = ('iscsiadm', '--mode', 'node', '--targetname',
-                      export.iqn, '--portal', export.portal)
             self._command.run(*target, '--logout')
+        try:
+            # Without a session too: it would be logged in to at the next
+            # boot, and it holds the secret.
             self._command.run(*target, '--op', 'delete')
+        except exception.CommandTimedOut:
+            raise
+        except exception.CommandFailed as error:
+            if 'No records found' not in str(error):
+                raise
 
 
 def _split(portal: str) -> tuple[str, int]:

@@ -201,21 +201,35 @@ class BrickTest(unittest.TestCase):
         export = dataclasses.replace(EXPORT, serial='')
         self.assertEqual('/dev/sdb', self.initiator.connect(export))
 
-    def test_disconnect_flushes_what_works(self):
-        self.log_in()
+    @ddt.data('LOGGED_IN', 'FAILED')
+    def test_disconnect_ends_a_session_in_any_state(self, state):
+        self.log_in(state=state)
         self.initiator.disconnect(EXPORT)
-        self.connector.disconnect_volume.assert_called_once()
+        self.connector.disconnect_volume.assert_not_called()
+        self.assertEqual([True, True], [
+            line.endswith(end) for line, end
+            in zip(self.command.ran, ('--logout', '--op delete'))])
+
+    def test_disconnect_forgets_a_target_without_a_session(self):
+        self.initiator.disconnect(EXPORT)
+        self.assertEqual(1, len(self.command.ran))
+        self.assertTrue(self.command.ran[0].endswith('--op delete'))
 
     def test_disconnect_of_what_is_gone_does_nothing(self):
+        self.command.fail('iscsiadm', 'iscsiadm: No records found')
         self.initiator.disconnect(EXPORT)
-        self.connector.disconnect_volume.assert_not_called()
-        self.assertEqual([], self.command.ran)
 
-    def test_disconnect_of_what_does_not_work_does_not_wait_for_it(self):
-        self.log_in(state='FAILED')
-        self.initiator.disconnect(EXPORT)
-        self.connector.disconnect_volume.assert_not_called()
-        self.assertEqual(2, len(self.command.ran))
+    def test_disconnect_that_fails_or_hangs_says_so(self):
+        self.command.fail('iscsiadm', 'iscsiadm: something else')
+        self.assertRaises(exception.CommandFailed,
+                          self.initiator.disconnect, EXPORT)
+        self.command.hang('iscsiadm')
+        self.assertRaises(exception.CommandTimedOut,
+                          self.initiator.disconnect, EXPORT)
+
+    def test_address_is_that_of_the_route_to_the_portal(self):
+        self.assertEqual('127.0.0.1',
+                         self.initiator.address_towards('127.0.0.1:3260'))
 
     def test_only_what_works_is_connected(self):
         self.log_in(state='FAILED')
