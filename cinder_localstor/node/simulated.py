@@ -93,11 +93,23 @@ def _fallible(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclasses.dataclass
 class Disk:
-    """Content of a logical volume by region."""
+    """Content of a logical volume by region.
+
+    What is in `regions` and not in `durable` is in the disk's cache.
+    """
 
     size: int
     tags: frozenset[str]
     regions: dict[int, str] = dataclasses.field(default_factory=dict)
+    durable: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    def flush(self) -> None:
+        """Empty the cache to the disk."""
+        self.durable = dict(self.regions)
+
+    def lose_cache(self) -> None:
+        """What a power cut does."""
+        self.regions = dict(self.durable)
 
 
 class SimulatedVolumeGroup(interface.VolumeGroup):
@@ -146,6 +158,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         # What the disk held before belongs to somebody else.
         self.disks[name] = Disk(size, tags, {number: 'an old tenant'
                                              for number in range(64)})
+        self.disks[name].flush()
         return True
 
     @_fallible
@@ -155,6 +168,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
     @_fallible
     def zero(self, name: str, size: int) -> None:
         self.disks[name].regions.clear()
+        self.disks[name].flush()
 
     @_fallible
     def clear(self, name: str) -> None:
@@ -282,6 +296,7 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
     @_fallible
     def flush(self, device: str) -> None:
         self._node.check_device(device)
+        self._node.flush(device)
 
     @_fallible
     def forget_cached(self, device: str) -> None:
@@ -328,8 +343,20 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         if node.table[0].target == 'clone':
             self._node.write(below[1], number, content)
             self._map_of(node)[number] = 'local'
+            self.flush_node(name)
         else:
             self._node.write(below[0], number, content)
+
+
+    def flush_node(self, name: str) -> None:
+        """What a flush of a node flushes, the copy before its map."""
+        node = self.nodes[name]
+        below = self._devices_of(node)
+        if node.table[0].target == 'clone':
+            # The source is read-only.
+            below = [below[1], below[0]]
+        for device in below:
+            self._node.flush(device)
 
 
 class SimulatedTarget(interface.SourceTarget):
@@ -432,6 +459,8 @@ class SimulatedNode:
 
     def cut_power(self) -> None:
         """Lose all that is not on a disk."""
+        for disk in self.volumes.disks.values():
+            disk.lose_cache()
         self.device_mapper.nodes.clear()
         for export, _device in self.target.exports.values():
             for node in self.initiator.network.values():
@@ -457,6 +486,14 @@ class SimulatedNode:
                 command='open ' + path, host=self.host,
                 reason='No such device')
 
+    def flush(self, path: str) -> None:
+        """Make what was written to a device durable."""
+        _dev, group, name = path.strip('/').split('/')
+        if group == 'mapper':
+            self.device_mapper.flush_node(name)
+        elif group == self.volumes.name:
+            self.disk(path).flush()
+
     def read(self, path: str, number: int) -> str:
         """What a region of a device reads."""
         _dev, group, name = path.strip('/').split('/')
@@ -468,10 +505,11 @@ class SimulatedNode:
         return self.disk(path).regions.get(number, '')
 
     def write(self, path: str, number: int, content: str) -> None:
-        """Write a region of a device."""
+        """Write a region of a device, durably, as a guest with O_SYNC."""
         _dev, group, name = path.strip('/').split('/')
         assert group != 'iscsi', 'a source is written from another node'
         if group == 'mapper':
             self.device_mapper.write(name, number, content)
         else:
             self.disk(path).regions[number] = content
+            self.disk(path).durable[number] = content

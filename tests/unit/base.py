@@ -194,13 +194,16 @@ class Cloud:
             except exception.LocalStorException:
                 pass  # logged by the driver, which looks again later
 
-    def settle(self, rounds=20):
+    def settle(self, rounds=20, power=False):
         """Let everything that is down come back and all moves end.
 
+        :param power: what is down has lost power, not its process only
         :raises AssertionError: a move does not end
         """
         for _round in range(rounds):
             for host in sorted(self.down):
+                if power:
+                    self.nodes[host].cut_power()
                 self.boot(host)
             self.hydrate()
             self.watch()

@@ -342,10 +342,7 @@ class FaultTest(MoverTestCase):
         if self.cloud.host_of(volume) == base.B and not self.cloud.down:
             self.cloud.write(volume, 7, 'written in mid-move')
         self.cloud.watch()
-        if power:
-            for host in self.cloud.down:
-                self.cloud.nodes[host].cut_power()
-        self.cloud.settle()
+        self.cloud.settle(power=power)
         return volume
 
     def calls(self):
