@@ -12,6 +12,7 @@ from cliff import columns
 from oslo_utils import units
 from rich import box
 from rich import console
+from rich import padding
 from rich import progress_bar
 from rich import table as rich_table
 from rich import text
@@ -19,7 +20,7 @@ from rich import text
 from cinder_localstor.datapath import engine
 from cinder_localstor.moves import report
 
-BAR_WIDTH = 20
+BAR_WIDTH = 36
 # How much the newest sample weighs in the rate that is shown
 WEIGHT = 0.3
 
@@ -111,44 +112,56 @@ def _parts(found: report.Report) -> Iterator[console.RenderableType]:
 
 
 def _table_of(backend: report.Backend) -> rich_table.Table:
-    grid = rich_table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title, options in (
-            ('', {}), ('volume', {'no_wrap': True}),
-            ('size', {'justify': 'right'}),
-            ('open', {'justify': 'right'}),
-            ('handle on', {'overflow': 'fold'}),
-            ('state', {}), ('peer', {}), ('arrived', {}), ('', {}),
-            ('rate', {'justify': 'right'}), ('end in', {'justify': 'right'})):
-        grid.add_column(title, **options)
+    # Narrow enough for a terminal of 80 columns.
+    grid = rich_table.Table(box=box.SIMPLE_HEAD, pad_edge=False,
+                            padding=(0, 1, 0, 0))
+    grid.add_column('')
+    grid.add_column('volume', no_wrap=True)
+    grid.add_column('size', justify='right')
+    grid.add_column('open', justify='right')
+    grid.add_column('handle on', overflow='fold')
+    grid.add_column('state')
     for copy in backend.copies:
         grid.add_row(
             text.Text('!', WRONG) if copy.problems else text.Text('+', WELL),
-            copy.volume_id or copy.name, size(copy.size),
+            console.Group(copy.volume_id or copy.name,
+                          *_lines_of_move(copy.move)),
+            size(copy.size),
             '-' if copy.open_count is None else str(copy.open_count),
-            ' + '.join(copy.under) or '-', *_cells_of_move(copy))
+            ' + '.join(_kind(copy, name) for name in copy.under) or '-',
+            _state(copy))
     return grid
 
 
-def _cells_of_move(copy: report.Copy) -> tuple[Any, ...]:
-    move = copy.move
+def _kind(copy: report.Copy, name: str) -> str:
+    """What a handle lies on, without the name of the copy itself."""
+    if name.endswith('-' + copy.name.replace('-', '--')):
+        return 'LV'
+    return name.removeprefix(copy.name + '-')
+
+
+def _state(copy: report.Copy) -> str:
+    if copy.move is None:
+        return copy.role.value
+    steps = (' %d/%d' % (copy.move.done, copy.move.steps)
+             if copy.move.steps else '')
+    return '%s\n%s%s' % (copy.role.value, copy.move.state, steps)
+
+
+def _lines_of_move(move: report.Running | None
+                   ) -> Iterator[console.RenderableType]:
     if move is None:
-        return (copy.role.value, '', '', '', '', '')
-    state = '%s: %s' % (copy.role.value, move.state)
-    if move.steps:
-        state += ' %d/%d' % (move.done, move.steps)
-    return (state, move.peer, *_cells_of_progress(move.progress),
-            rate(move.rate), duration(move.remaining))
-
-
-def _cells_of_progress(progress: engine.Progress | None
-                       ) -> tuple[console.RenderableType, str]:
-    if progress is None or not progress.total:
-        return '', ''
-    return (progress_bar.ProgressBar(total=progress.total,
-                                     completed=progress.local,
-                                     width=BAR_WIDTH),
-            '%d%% %s/%s' % (100 * progress.local // progress.total,
-                            size(progress.local), size(progress.total)))
+        return
+    yield text.Text('peer ' + move.peer, FAINT)
+    progress = move.progress
+    if progress is not None and progress.total:
+        # The padding ends the line.
+        yield padding.Padding(progress_bar.ProgressBar(
+            total=progress.total, completed=progress.local,
+            width=BAR_WIDTH), 0)
+        yield '%d%% %s/%s' % (100 * progress.local // progress.total,
+                              size(progress.local), size(progress.total))
+        yield '%s, ends in %s' % (rate(move.rate), duration(move.remaining))
 
 
 def _problems_of(backend: report.Backend) -> Iterator[text.Text]:

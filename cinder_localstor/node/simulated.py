@@ -347,7 +347,6 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         else:
             self._node.write(below[0], number, content)
 
-
     def flush_node(self, name: str) -> None:
         """What a flush of a node flushes, the copy before its map."""
         node = self.nodes[name]

@@ -110,7 +110,7 @@ class StatusTest(base.TestCase):
             _code, out, _err = self.run_command('--watch', '--interval', '7')
         self.assertEqual(3, look.call_count)
         self.slept.assert_called_with(7.0)
-        self.assertIn('arriving: migrating', out)
+        self.assertIn('migrating', out)
 
     def test_watch_survives_the_database(self):
         self.slept.side_effect = [None, Interrupted]

@@ -68,14 +68,31 @@ class ViewTest(unittest.TestCase):
 
     def test_volume_shows_what_its_handle_lies_on(self):
         line = self.line_of('id-1', with_copies(STANDING))
-        for part in ('+', '1 GiB', 'group-volume--1', 'standing'):
+        for part in ('+', '1 GiB', 'LV', 'standing'):
             self.assertIn(part, line)
 
+    def test_handle_on_something_else_shows_its_name(self):
+        copy = dataclasses.replace(STANDING, under=('group-volume--9',))
+        self.assertIn('group-volume--9',
+                      self.line_of('id-1', with_copies(copy)))
+
+    def test_it_fits_into_80_columns(self):
+        name = 'volume-12345678-1234-1234-1234-123456789abc'
+        copy = dataclasses.replace(
+            MOVING, name=name, volume_id=name.removeprefix('volume-'),
+            under=(name + '-clone',))
+        screen = console.Console(record=True, width=80, file=io.StringIO())
+        screen.print(view.rendered(with_copies(copy)))
+        shown = screen.export_text()
+        for part in (copy.volume_id, 'clone', '4 GiB', 'ends in 0:03',
+                     'peer b@local'):
+            self.assertIn(part, shown)
+
     def test_move_shows_bar_bytes_rate_and_end(self):
-        line = self.line_of('id-2', with_copies(MOVING))
-        for part in ('arriving: migrating 2/2', 'b@local', '━━━━━',
+        shown = self.shown(with_copies(MOVING))
+        for part in ('id-2', 'arriving', 'migrating 2/2', 'b@local', '━━━━━',
                      '25% 1 GiB/4 GiB', '1 GiB/s', '0:03'):
-            self.assertIn(part, line)
+            self.assertIn(part, shown)
 
     def test_bar_grows(self):
         def filled(local):
@@ -92,9 +109,9 @@ class ViewTest(unittest.TestCase):
     def test_move_without_progress_shows_no_bar(self):
         copy = dataclasses.replace(
             MOVING, move=running(progress=None, rate=None))
-        line = self.line_of('id-2', with_copies(copy))
-        self.assertNotIn('━', line)
-        self.assertNotIn('%', line)
+        shown = self.shown(with_copies(copy))
+        self.assertIn('id-2', shown)
+        self.assertNotIn('%', shown)
 
     def test_problem_names_its_volume(self):
         copy = dataclasses.replace(STANDING, problems=('it has no handle',))
