@@ -119,6 +119,18 @@ class InterruptedMoveTest(base.LabTestCase):
         self.wait_until_arrived(self.moved)
         self.assert_whole()
 
+    def test_cut_of_the_network_between_the_nodes(self):
+        self.cloud.cut(self.source.name, self.destination.name)
+        self.addCleanup(self.cloud.heal)
+        # What has arrived is there while the rest is away.
+        self.assertEqual(self.added,
+                         self.checksum(self.moved, offset=1000, size=10))
+        time.sleep(20)
+        self.cloud.heal()
+        self.assert_whole()
+        self.wait_until_arrived(self.moved)
+        self.assert_whole()
+
     def wait_for_handle(self):
         end = time.monotonic() + base.PATIENCE
         while time.monotonic() < end:
