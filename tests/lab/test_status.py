@@ -10,7 +10,7 @@ from tests.lab import base
 class StatusTest(base.LabTestCase):
     """`cinder-localstor status` on a node with a move."""
 
-    def status(self, node, *arguments):
+    def ask(self, node, *arguments):
         """Exit status and output of the command."""
         done = node.run(
             [os.path.join(os.path.dirname(sys.executable),
@@ -21,7 +21,7 @@ class StatusTest(base.LabTestCase):
         return done.returncode, done.stdout
 
     def line_of(self, volume, node):
-        status, text = self.status(node, '-f', 'json')
+        status, text = self.ask(node, '-f', 'json')
         lines = [line for line in json.loads(text)
                  if line['Volume'] == volume]
         self.assertEqual(1, len(lines), text)
@@ -50,4 +50,4 @@ class StatusTest(base.LabTestCase):
         self.assertEqual(1, status)
         self.assertIn('handle', line['Problems'][0])
         node.service('cinder-volume').restart()
-        self.assertEqual(0, self.status(node)[0])
+        self.assertEqual(0, self.ask(node)[0])
