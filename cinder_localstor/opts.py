@@ -14,11 +14,6 @@ from cinder.volume.drivers import lvm  # noqa: E402
 from oslo_config import cfg  # noqa: E402
 
 LOCALSTOR_OPTS = [
-    cfg.StrOpt('localstor_data_path',
-               default='auto',
-               choices=[('auto', 'what the kernel of the node has'),
-                        ('clone', 'the kernel\'s dm-clone')],
-               help='What serves a volume while its data arrives.'),
     cfg.StrOpt('localstor_metadata_group',
                help='Volume group for the region maps of moving volumes, '
                     'best on a fast disk. Default: the volume_group.'),
