@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the destination node of a move does."""
 
+import re
+
 from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import regions
@@ -13,6 +15,10 @@ from cinder_localstor.node import interface
 # path does that (Linux, drivers/md/dm-mpath.c, queue_if_no_path).
 WAITING_TARGET = 'multipath'
 ONE_PATH = '1 queue_if_no_path 0 1 1 round-robin 0 1 1 %s 1'
+
+
+# A path in the status of a multipath target (dm-mpath.c, multipath_status)
+FAILED_PATH = re.compile(r'\b\d+:\d+ F\b')
 
 
 class Destination:
@@ -87,9 +93,18 @@ class Destination:
         else:
             device_mapper.create(name, table, read_only=True)
 
-    def is_connected(self, move: transfer.Transfer) -> bool:
-        """Whether the source can be read."""
-        return move.export.iqn in self._node.initiator.connected()
+    def is_connected(self, move: transfer.Transfer,
+                     devices: dict[str, interface.Device]) -> bool:
+        """Whether the source can be read.
+
+        A session that came back by itself is not enough: the source node
+        gives a path up for good that failed once.
+        """
+        source = devices.get(self._source_node(move))
+        return (move.export.iqn in self._node.initiator.connected()
+                and source is not None
+                and not any(FAILED_PATH.search(segment.arguments)
+                            for segment in source.status))
 
     def build_engine(self, move: transfer.Transfer) -> None:
         """Make the engine's node, hydration off."""

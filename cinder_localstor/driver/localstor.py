@@ -12,6 +12,7 @@ from cinder import interface
 from cinder import objects
 from cinder.objects import fields
 from cinder.volume import driver
+from oslo_concurrency import lockutils
 from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_service import loopingcall
@@ -21,6 +22,7 @@ from cinder_localstor.datapath import clone
 from cinder_localstor.datapath import handles
 from cinder_localstor import exception
 from cinder_localstor.moves import mover
+from cinder_localstor.moves import table
 from cinder_localstor.node import real
 from cinder_localstor.node import targets
 from cinder_localstor import opts
@@ -127,8 +129,9 @@ class LocalStorDriver(driver.VolumeDriver):
         self._handles.delete(volume.name)
 
     def extend_volume(self, volume: objects.Volume, new_size: int) -> None:
-        self._refuse_while_moving(volume, 'extending it')
-        self._handles.extend(volume.name, new_size * units.Gi)
+        with lockutils.lock(mover.size_lock(volume.id)):
+            self._refuse_while_moving(volume, 'extending it')
+            self._handles.extend(volume.name, new_size * units.Gi)
 
     def _refuse_while_moving(self, volume: objects.Volume, action: str
                              ) -> None:
@@ -211,7 +214,15 @@ class LocalStorDriver(driver.VolumeDriver):
     def create_export(self, ctxt: context.RequestContext,
                       volume: objects.Volume, connector: dict[str, Any]
                       ) -> dict[str, str] | None:
+        # Refused here and not in initialize_connection: after a failure there
+        # Cinder takes the volume's export away, under whoever uses it.
+        move = self._mover.of_volume(ctxt, volume.id)
+        if move is not None and move.state in table.UNDONE_BY_FAILURE:
+            self._refuse_while_moving(volume, 'attaching it')
         kind, _peer = self._choose(volume, connector)
+        if kind is Connection.MOVE and volume.provider_location:
+            raise exception.VolumeConnectedElsewhere(
+                volume_id=volume.id, host='another host')
         if kind is Connection.REMOTE:
             return self._remote.export(ctxt, volume, self.local_path(volume))
         return None
@@ -270,7 +281,8 @@ class LocalStorDriver(driver.VolumeDriver):
 
     def terminate_connection(self, volume: objects.Volume,
                              connector: dict[str, Any] | None,
-                             **kwargs: Any) -> None:
+                             **kwargs: Any) -> bool:
+        """Whether others are still connected, so that the export stays."""
         ctxt = context.get_admin_context()
         move = self._mover.of_volume(ctxt, volume.id)
         if move is not None:
@@ -279,3 +291,5 @@ class LocalStorDriver(driver.VolumeDriver):
             self._mover.look_soon(move)
         if volume.provider_location and connector:
             self._remote.disconnect(volume, connector)
+        return len([row for row in rows.attachments(ctxt, volume.id)
+                    if row['connector']]) > 1

@@ -150,7 +150,8 @@ class Executor:
             progress = self._arriving.progress(move.transfer,
                                                self._devices())
         elif (progress.hydration is not engine.Hydration.DONE
-                and not self._arriving.is_connected(move.transfer)):
+                and not self._arriving.is_connected(move.transfer,
+                                                    devices)):
             for step in table.RECONNECT:
                 self._run(move, step.side, [step.name])
         if progress.hydration is engine.Hydration.FAILED:
@@ -202,7 +203,7 @@ class Executor:
             self.drive(ctxt, move.move_id)
         except Exception as error:
             after = rows.get(ctxt, move.move_id)
-            if after is None or 'keep_destination' in after.done:
+            if after is None or 'delete_destination' in after.done:
                 LOG.warning('The source of move %(move)s is removed later: '
                             '%(error)s', {'move': move.move_id,
                                           'error': error})

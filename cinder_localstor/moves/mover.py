@@ -39,6 +39,11 @@ SOON = 1
 EXPORTS = 'exports'
 
 
+def size_lock(volume_id: str) -> str:
+    """Name of the lock that keeps a volume from growing as a move begins."""
+    return 'localstor-size-' + volume_id
+
+
 class Mover:
     """Everything about moves that one backend does.
 
@@ -81,12 +86,26 @@ class Mover:
 
         :raises LocalStorException: it can't be; it is as it was then
         """
+        with lockutils.lock(size_lock(volume.id)):
+            self._begin(ctxt, objects.Volume.get_by_id(ctxt, volume.id),
+                        peer)
+
+    def _begin(self, ctxt: context.RequestContext, volume: objects.Volume,
+               peer: objects.Service) -> None:
+        if volume.status == 'extending':
+            raise exception.LocalStorException(
+                reason='Volume %s is being extended. Attach it when that is '
+                       'done.' % volume.id)
         answer = self._peers.examine(
             peer.host, volume.id, self._node.volumes.block_size(),
             self._source.portal())
         move_id = rows.new_move_id()
         leaving = tuple(row['id'] for row in rows.attachments(ctxt, volume.id)
                         if row['connector'])
+        if leaving and len(leaving) == len(rows.attachments(ctxt, volume.id)):
+            raise exception.VolumeConnectedElsewhere(
+                volume_id=volume.id, host='the host of attachment '
+                + leaving[0])
         described = transfer.Transfer(
             move_id=move_id, volume_id=volume.id,
             generation=rows.generation_of(ctxt, volume.id) + 1,
@@ -107,9 +126,8 @@ class Mover:
         # Before the row is there for the periodic task to find
         self._beginning.add(move_id)
         try:
-            with lockutils.lock('localstor-begin-' + volume.id):
-                move = rows.begin(ctxt, volume, described,
-                                  table.State.PREPARING.value, peer, leaving)
+            move = rows.begin(ctxt, volume, described,
+                              table.State.PREPARING.value, peer, leaving)
             try:
                 hasty.drive(ctxt, move_id)
             except Exception:
@@ -252,6 +270,9 @@ class Mover:
             read_only='seal_source' in move.done)
 
     def _export_again(self, move: rows.Move) -> None:
+        now = rows.get(context.get_admin_context(), move.move_id)
+        if now is None or not table.TABLE[table.State(now.state)].serves:
+            return  # it has ended while this waited
         try:
             self._steps.run(move.transfer, ['export_source'])
         except Exception as error:
@@ -269,6 +290,13 @@ class Mover:
 
         :raises VolumeInUse: it is in use; the move goes on
         """
+        if (move.state in table.UNDONE_BY_FAILURE
+                or move.state == table.State.ABORTING
+                and move.transfer.source_host != self.host):
+            # In a moment it stands somewhere for good.
+            raise exception.VolumeInUse(
+                volume_name=move.transfer.source_name, host=self.host,
+                device=self._handles.path(move.transfer.source_name))
         if move.state != table.State.ABORTING:
             # Before anything is recorded: what is recorded is carried out.
             self._handles.check_unused(move.transfer.destination_name)

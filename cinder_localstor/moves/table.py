@@ -123,12 +123,11 @@ TABLE: dict[State, Rules] = {
         owner=Side.DESTINATION,
         steps=(),
         transitions=(
-            Transition(State.ABORTING,
-                       ('source_left', 'destination_left', 'untouched'),
+            # Never a copy that was written: it may be the only one of what
+            # the guest wrote after the switch-over.
+            Transition(State.ABORTING, ('destination_left', 'untouched'),
                        Identity.SWITCHES),
-            Transition(State.MIGRATING, ('source_left',)),
-            Transition(State.ABORTING, ('destination_left',),
-                       Identity.SWITCHES)),
+            Transition(State.MIGRATING, ('source_left',))),
         serves=True),
     State.MIGRATING: Rules(
         owner=Side.DESTINATION,
@@ -149,7 +148,7 @@ TABLE: dict[State, Rules] = {
         transitions=(Transition(State.ABORTED, ('ready',)),)),
     State.DISCARDING: Rules(
         owner=Side.DESTINATION,
-        steps=(*DISMANTLE, *_destination('keep_destination'),
+        steps=(*DISMANTLE, *_destination('delete_destination'),
                *_source('unexport_source', 'delete_source')),
         transitions=(Transition(State.DISCARDED, ('ready',)),)),
 }

@@ -11,6 +11,7 @@ from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
+from cinder_localstor.node import interface
 from cinder_localstor.node import simulated
 from tests.unit.datapath import test_transfer
 
@@ -103,9 +104,23 @@ class BuildTest(DestinationTestCase):
 
     def test_source_is_connected_while_its_export_lives(self):
         self.do(*BUILD)
-        self.assertTrue(self.destination.is_connected(self.move))
+        self.assertTrue(self.connected())
         self.there.cut_power()
-        self.assertFalse(self.destination.is_connected(self.move))
+        self.assertFalse(self.connected())
+
+    def connected(self, status=None):
+        devices = self.node.device_mapper.devices()
+        if status is not None:
+            name = self.move.destination_name + '-source'
+            devices[name] = dataclasses.replace(devices[name], status=(
+                interface.Segment(0, 8, 'multipath', status),))
+        return self.destination.is_connected(self.move, devices)
+
+    def test_path_that_failed_once_is_no_connection(self):
+        self.do(*BUILD)
+        line = '2 0 0 0 1 1 %s 0 1 0 8:16 %s 1'
+        self.assertTrue(self.connected(line % ('A', 'A')))
+        self.assertFalse(self.connected(line % ('E', 'F')))
 
 
 class EndTest(DestinationTestCase):

@@ -391,6 +391,23 @@ class DisconnectTest(DriverTestCase):
         self.driver.terminate_connection(self.volume, HERE)
         self.remote.disconnect.assert_not_called()
 
+    def test_export_stays_while_another_attachment_is_connected(self):
+        self.cloud.reserve(self.volume, HERE)
+        self.assertFalse(
+            self.driver.terminate_connection(self.volume, HERE))
+        self.cloud.reserve(self.remote_volume(), STRANGER)
+        self.assertTrue(self.driver.terminate_connection(self.volume, HERE))
+
+    def test_refused_move_takes_no_export_away(self):
+        # Cinder removes the export when initialize_connection fails, and
+        # not when create_export does.
+        self.cloud.reserve(self.remote_volume(), STRANGER)
+        self.cloud.reserve(self.volume)
+        self.assertRaises(exception.VolumeConnectedElsewhere,
+                          self.driver.create_export, self.ctxt,
+                          self.cloud.refresh(self.volume),
+                          {'host': 'b', 'initiator': 'iqn.b'})
+
     def test_export_that_is_removed_leaves_no_fields(self):
         self.driver.remove_export(self.ctxt, self.remote_volume())
         self.remote.unexport.assert_called_once()

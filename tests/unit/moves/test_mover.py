@@ -12,9 +12,6 @@ from cinder_localstor.node import simulated
 from cinder_localstor import rows
 from tests.unit import base
 
-# Reasons for which an attachment can fail
-REFUSALS = (exception.LocalStorException, simulated.Crash)
-
 
 class MoverTestCase(base.TestCase):
 
@@ -175,6 +172,17 @@ class LiveMigrationTest(MoverTestCase):
         self.cloud.watch()
         self.assertEqual(base.A, self.cloud.host_of(self.volume))
         self.cloud.settle()
+        self.assert_whole()
+
+    def test_written_destination_is_kept_though_it_left_first(self):
+        self.cloud.write(self.volume, 2, 'written after the switch-over')
+        self.second.destroy()
+        for _time in range(3):
+            self.cloud.watch()
+        self.assertEqual(table.State.STARTING, self.state())
+        self.first.destroy()
+        self.cloud.settle()
+        self.assertEqual(base.B, self.cloud.host_of(self.volume))
         self.assert_whole()
 
     def test_both_gone_and_nothing_written_takes_the_move_back(self):
@@ -407,6 +415,22 @@ class FaultTest(MoverTestCase):
 
 
 class BusyDeleteTest(MoverTestCase):
+
+    def test_delete_while_the_move_is_being_prepared(self):
+        self.cloud.nodes[base.B].faults.plan = simulated.Call(
+            'SimulatedVolumeGroup.create', 0, simulated.Fault.CRASH)
+        with mock.patch.object(rows, 'change_state',
+                               side_effect=exception.MoveChanged(
+                                   move_id='m', state='preparing')):
+            self.assertRaises(exception.LocalStorException,
+                              self.cloud.move, self.volume)
+        move = rows.for_volume(self.ctxt, self.volume.id)[0]
+        self.assertEqual(table.State.PREPARING, move.state)
+        self.assertRaises(exception.VolumeInUse,
+                          self.cloud.movers[base.A].discard, self.ctxt, move)
+        self.cloud.settle()
+        self.assertEqual(base.A, self.cloud.host_of(self.volume))
+        self.assert_whole()
 
     def test_delete_of_a_volume_in_use_changes_nothing(self):
         self.cloud.move(self.volume)
