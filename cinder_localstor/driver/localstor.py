@@ -133,10 +133,11 @@ class LocalStorDriver(driver.VolumeDriver):
             self._refuse_while_moving(volume, 'extending it')
             self._handles.extend(volume.name, new_size * units.Gi)
 
-    def _refuse_while_moving(self, volume: objects.Volume, action: str
-                             ) -> None:
+    def _refuse_while_moving(
+            self, volume: objects.Volume, action: str,
+            states: tuple[table.State, ...] = tuple(table.TABLE)) -> None:
         move = self._mover.of_volume(context.get_admin_context(), volume.id)
-        if move is not None:
+        if move is not None and move.state in states:
             raise exception.VolumeIsMoving(
                 volume_id=volume.id, move_id=move.move_id, state=move.state,
                 destination=move.transfer.destination_host, action=action)
@@ -216,13 +217,11 @@ class LocalStorDriver(driver.VolumeDriver):
                       ) -> dict[str, str] | None:
         # Refused here and not in initialize_connection: after a failure there
         # Cinder takes the volume's export away, under whoever uses it.
-        move = self._mover.of_volume(ctxt, volume.id)
-        if move is not None and move.state in table.UNDONE_BY_FAILURE:
-            self._refuse_while_moving(volume, 'attaching it')
+        self._refuse_while_moving(volume, 'attaching it',
+                                  table.UNDONE_BY_FAILURE)
         kind, _peer = self._choose(volume, connector)
-        if kind is Connection.MOVE and volume.provider_location:
-            raise exception.VolumeConnectedElsewhere(
-                volume_id=volume.id, host='another host')
+        if kind is Connection.MOVE:
+            self._refuse_while_connected(volume)
         if kind is Connection.REMOTE:
             return self._remote.export(ctxt, volume, self.local_path(volume))
         return None
@@ -267,12 +266,17 @@ class LocalStorDriver(driver.VolumeDriver):
     def _move(self, volume: objects.Volume, peer: str) -> str:
         """Bring a volume to a peer; the name of its copy there."""
         ctxt = context.get_admin_context()
-        if volume.provider_location:
-            raise exception.VolumeConnectedElsewhere(
-                volume_id=volume.id, host='another host')
+        self._refuse_while_connected(volume)
         service = self._directory.services(ctxt)[peer]
         self._mover.begin(ctxt, volume, service)
         return objects.Volume.get_by_id(ctxt, volume.id).name
+
+    @staticmethod
+    def _refuse_while_connected(volume: objects.Volume) -> None:
+        """A remote connection would lose the copy that it reads."""
+        if volume.provider_location:
+            raise exception.VolumeConnectedElsewhere(
+                volume_id=volume.id, host='another host')
 
     def _connects_instead(self, error: Exception) -> bool:
         return (self.configuration.localstor_no_space == 'remote'

@@ -100,9 +100,9 @@ class Mover:
             peer.host, volume.id, self._node.volumes.block_size(),
             self._source.portal())
         move_id = rows.new_move_id()
-        leaving = tuple(row['id'] for row in rows.attachments(ctxt, volume.id)
-                        if row['connector'])
-        if leaving and len(leaving) == len(rows.attachments(ctxt, volume.id)):
+        attachments = rows.attachments(ctxt, volume.id)
+        leaving = tuple(row['id'] for row in attachments if row['connector'])
+        if leaving and len(leaving) == len(attachments):
             raise exception.VolumeConnectedElsewhere(
                 volume_id=volume.id, host='the host of attachment '
                 + leaving[0])

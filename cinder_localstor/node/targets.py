@@ -41,8 +41,7 @@ EXPORT_NAME = re.compile(re.escape(PREFIX) + r'(?P<move_id>[0-9a-f-]{36})')
 def parse_targets(text: str) -> set[str]:
     """Ids of the moves that are named in a list of targets.
 
-    :param text: what ``tgtadm --op show`` prints, or names of targets; other
-        targets and anything else are passed over
+    :param text: names of targets; others' and anything else are passed over
     """
     return {match['move_id'] for match in EXPORT_NAME.finditer(text)}
 
