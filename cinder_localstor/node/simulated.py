@@ -31,6 +31,10 @@ class Fault(enum.Enum):
     CRASH_AFTER = 'the process dies after it'
 
 
+# These have had their effect.
+LATE = (Fault.ERROR_AFTER, Fault.HANG_AFTER, Fault.CRASH_AFTER)
+
+
 class Crash(BaseException):
     """The process of the driver has died: nothing in it may catch this."""
 
@@ -49,12 +53,22 @@ class Call:
 
 
 class Faults:
-    """Counts the calls of a node and lets the planned ones go wrong."""
+    """Counts the calls of a node and lets the planned ones go wrong.
+
+    :ivar plan: the call that is to go wrong next
+    :ivar choose: asked at each call that is not planned, by host and name,
+        whether and how it goes wrong
+    :ivar observe: called after each call
+    """
 
     def __init__(self, host: str) -> None:
         self.host = host
         self.seen: list[tuple[str, int]] = []
         self.plan: Call | None = None
+        self.choose: Callable[[str, str], Fault | None] = (
+            lambda _host, _name: None)
+        self.observe: Callable[[str, str], None] = (
+            lambda _host, _name: None)
         self._counts: dict[str, int] = {}
 
     def forget(self) -> None:
@@ -66,20 +80,26 @@ class Faults:
         nth = self._counts.get(name, 0)
         self._counts[name] = nth + 1
         self.seen.append((name, nth))
-        plan = self.plan
-        if plan is None or (plan.name, plan.nth) != (name, nth):
-            return act()
-        self.plan = None
-        if plan.fault in (Fault.ERROR_AFTER, Fault.HANG_AFTER,
-                          Fault.CRASH_AFTER):
-            act()
-        if plan.fault in (Fault.CRASH, Fault.CRASH_AFTER):
+        fault = self._fault(name, nth)
+        if fault is None or fault in LATE:
+            answer = act()
+            self.observe(self.host, name)
+            if fault is None:
+                return answer
+        if fault in (Fault.CRASH, Fault.CRASH_AFTER):
             raise Crash(self.host, name)
-        if plan.fault in (Fault.HANG, Fault.HANG_AFTER):
+        if fault in (Fault.HANG, Fault.HANG_AFTER):
             raise exception.CommandTimedOut(command=name, host=self.host,
                                             seconds=60)
         raise exception.CommandFailed(command=name, host=self.host,
                                       reason='injected')
+
+    def _fault(self, name: str, nth: int) -> Fault | None:
+        plan = self.plan
+        if plan is None or (plan.name, plan.nth) != (name, nth):
+            return self.choose(self.host, name)
+        self.plan = None
+        return plan.fault
 
 
 def _fallible(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,8 +127,20 @@ class Disk:
         """Empty the cache to the disk."""
         self.durable = dict(self.regions)
 
-    def lose_cache(self) -> None:
-        """What a power cut does."""
+    def lose_cache(self, survives: Callable[[], bool] = lambda: False
+                   ) -> None:
+        """What a power cut does.
+
+        :param survives: asked for each region that was not flushed whether
+            it happens to be on the disk all the same
+        """
+        cached = {number: content for number, content in self.regions.items()
+                  if self.durable.get(number) != content}
+        # The map of a clone is written when it is committed and never else.
+        if not any('.map=' in tag for tag in self.tags):
+            self.durable.update(
+                (number, content) for number, content in cached.items()
+                if survives())
         self.regions = dict(self.durable)
 
 
@@ -306,24 +338,29 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
     def refuse_discards(self, device: str) -> None:
         self._node.check_device(device)
 
-    def hydrate(self) -> None:
-        """What the kernel's background copy does in a while."""
+    def hydrate(self, most: int = 1 << 32) -> None:
+        """What the kernel's background copy does in a while.
+
+        :param most: regions that each clone may copy
+        """
         for node in self.nodes.values():
             segment = node.table[0]
             if segment.target == 'clone' and node.hydrating:
                 try:
-                    for number in range(self._regions(segment)[0]):
+                    mapped = self._map_of(node)
+                    missing = [number for number
+                               in range(self._regions(segment)[0])
+                               if number not in mapped]
+                    for number in missing[:most]:
                         self._copy(node, number)
                 except exception.SourceUnreachable:
                     pass  # the copy waits
 
     def _copy(self, node: Mapped, number: int) -> None:
         _map, copy, source = self._devices_of(node)[:3]
-        mapped = self._map_of(node)
-        if number not in mapped:
-            content = self._node.read(source, number)
-            self._node.disk(copy).regions[number] = content
-            mapped[number] = 'local'
+        content = self._node.read(source, number)
+        self._node.disk(copy).regions[number] = content
+        self._map_of(node)[number] = 'local'
 
     def read(self, name: str, number: int) -> str:
         """What a region of a node reads."""
@@ -343,7 +380,6 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         if node.table[0].target == 'clone':
             self._node.write(below[1], number, content)
             self._map_of(node)[number] = 'local'
-            self.flush_node(name)
         else:
             self._node.write(below[0], number, content)
 
@@ -397,6 +433,8 @@ class SimulatedInitiator(interface.Initiator):
         self.network = network
         self.faults = faults
         self.sessions: dict[str, interface.Export] = {}
+        # Portals that a cut in the network keeps away
+        self.unreachable: set[str] = set()
         # Sessions that the loss of the source has broken for good
         self.broken: set[str] = set()
 
@@ -409,6 +447,8 @@ class SimulatedInitiator(interface.Initiator):
     @_fallible
     def connect(self, export: interface.Export) -> str:
         source = self.network.get(export.portal)
+        if export.portal in self.unreachable:
+            source = None
         if source is None or not any(
                 export == found for found, _device
                 in source.target.exports.values()):
@@ -432,9 +472,11 @@ class SimulatedInitiator(interface.Initiator):
     def find(self, move_id: str) -> tuple['SimulatedNode', str]:
         """The node and the device behind a connected disk."""
         for export in self.sessions.values():
-            if export.serial == move_id and export.iqn not in self.broken:
+            if (export.serial == move_id and export.iqn not in self.broken
+                    and export.portal not in self.unreachable):
                 source = self.network[export.portal]
-                return source, source.target.exports[move_id][1]
+                if move_id in source.target.exports:
+                    return source, source.target.exports[move_id][1]
         raise exception.SourceUnreachable(
             host=self.faults.host, iqn=move_id, portal='', reason='cut off')
 
@@ -456,10 +498,11 @@ class SimulatedNode:
         self.initiator = SimulatedInitiator(network, self.faults)
         network[host] = self
 
-    def cut_power(self) -> None:
-        """Lose all that is not on a disk."""
+    def cut_power(self, survives: Callable[[], bool] = lambda: False
+                  ) -> None:
+        """Lose all that is not on a disk, see :meth:`Disk.lose_cache`."""
         for disk in self.volumes.disks.values():
-            disk.lose_cache()
+            disk.lose_cache(survives)
         self.device_mapper.nodes.clear()
         for export, _device in self.target.exports.values():
             for node in self.initiator.network.values():
@@ -504,11 +547,10 @@ class SimulatedNode:
         return self.disk(path).regions.get(number, '')
 
     def write(self, path: str, number: int, content: str) -> None:
-        """Write a region of a device, durably, as a guest with O_SYNC."""
+        """Write a region of a device, to the disk's cache."""
         _dev, group, name = path.strip('/').split('/')
         assert group != 'iscsi', 'a source is written from another node'
         if group == 'mapper':
             self.device_mapper.write(name, number, content)
         else:
             self.disk(path).regions[number] = content
-            self.disk(path).durable[number] = content

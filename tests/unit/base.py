@@ -77,7 +77,7 @@ class Peers:
             except simulated.Crash as crash:
                 if crash.host != peer:
                     raise
-                self._cloud.down.add(peer)
+                self._cloud.lose(peer)
                 raise exception.PeerDown(peer=peer, volume_id='-', host='-',
                                          reason='no answer')
         return self._faults.around('Peers.' + method, act)
@@ -128,6 +128,10 @@ class Cloud:
         self.down.discard(host)
         self.movers[host].recover()
 
+    def lose(self, host):
+        """The process of the driver has died on a node."""
+        self.down.add(host)
+
     def create_volume(self, host=A):
         """A volume of 1 GiB with something written to each region."""
         volume = cinder_test_utils.create_volume(
@@ -135,9 +139,12 @@ class Cloud:
         node = self.nodes[host]
         handles.Handles(node).create(
             handles.Standing(volume.name, volume.id, 1), units.Gi)
-        self.content[volume.id] = {}
-        for number in range(16):
-            self.write(volume, number, 'first %d' % number)
+        path = handles.Handles(node).path(volume.name)
+        self.content[volume.id] = {number: 'first %d' % number
+                                   for number in range(16)}
+        for number, content in self.content[volume.id].items():
+            node.write(path, number, content)
+        node.flush(path)
         return volume
 
     def refresh(self, volume):
@@ -150,15 +157,17 @@ class Cloud:
         return '/dev/mapper/' + handles.handle_name(self.refresh(volume).name)
 
     def write(self, volume, number, content, host=None):
-        """Write a region as a guest does, by default where the volume is."""
+        """Write a region as a guest with O_SYNC does, by default where the
+        volume is.
+        """
         node = self.nodes[host or self.host_of(volume)]
         node.write(self.handle(volume), number, content)
+        node.flush(self.handle(volume))
         self.content[volume.id][number] = content
 
     def read(self, volume):
-        node = self.nodes[self.host_of(volume)]
-        return {number: node.read(self.handle(volume), number)
-                for number in range(16)}
+        node, path = self.nodes[self.host_of(volume)], self.handle(volume)
+        return {number: node.read(path, number) for number in range(16)}
 
     def reserve(self, volume, connector=None):
         """An attachment as the API makes it for an instance."""
@@ -190,7 +199,7 @@ class Cloud:
             try:
                 self.movers[host].watch()
             except simulated.Crash as crash:
-                self.down.add(crash.host)
+                self.lose(crash.host)
             except exception.LocalStorException:
                 pass  # logged by the driver, which looks again later
 

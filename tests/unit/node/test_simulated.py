@@ -52,6 +52,23 @@ class FaultsTest(SimulatedTestCase):
         self.node.faults.forget()
         self.assertEqual([], self.node.faults.seen)
 
+    @ddt.data(*simulated.Fault)
+    def test_fault_is_chosen_when_the_call_comes(self, fault):
+        self.node.faults.choose = lambda host, name: (
+            fault if (host, name) == ('a', CREATE) else None)
+        self.assertRaises(
+            (exception.LocalStorException, simulated.Crash),
+            self.node.volumes.create, 'x', 1, frozenset())
+        self.assertEqual(fault in simulated.LATE,
+                         'x' in self.node.volumes.disks)
+
+    def test_what_a_call_has_done_is_observed(self):
+        found = []
+        self.node.faults.observe = lambda host, name: found.append(
+            (host, name, list(self.node.volumes.disks)))
+        self.node.volumes.create('x', 1, frozenset())
+        self.assertEqual([('a', CREATE, ['x'])], found)
+
     def test_nodes_do_not_share_faults(self):
         self.node.faults.plan = simulated.Call(CREATE, 0,
                                                simulated.Fault.ERROR)
@@ -80,6 +97,43 @@ class WorldTest(SimulatedTestCase):
         self.assertEqual((['x'], {}, set()),
                          (list(self.node.volumes.disks), mapper.nodes,
                           self.node.target.exported()))
+
+    def test_power_cut_takes_what_was_not_flushed(self):
+        self.node.volumes.create('x', 1, frozenset())
+        path = '/dev/group/x'
+        self.node.write(path, 0, 'flushed')
+        self.node.flush(path)
+        self.node.write(path, 0, 'not flushed')
+        self.node.cut_power()
+        self.assertEqual('flushed', self.node.read(path, 0))
+
+    def test_some_of_what_was_not_flushed_may_survive(self):
+        self.node.volumes.create('x', 1, frozenset())
+        path = '/dev/group/x'
+        for number in (0, 1):
+            self.node.write(path, number, 'not flushed')
+        self.node.cut_power(iter([True, False]).__next__)
+        self.assertEqual(('not flushed', 'an old tenant'), (
+            self.node.read(path, 0), self.node.read(path, 1)))
+
+    def test_map_of_a_clone_is_on_the_disk_when_it_is_committed_only(self):
+        self.node.volumes.create('x', 1, frozenset({'localstor.map=m'}))
+        self.node.volumes.zero('x', 4096)
+        self.node.write('/dev/group/x', 0, 'local')
+        self.node.cut_power(lambda: True)
+        self.assertEqual('', self.node.read('/dev/group/x', 0))
+
+    def test_source_is_not_reached_over_a_cut_network(self):
+        self.node.volumes.create('x', 1, frozenset())
+        export = self.node.target.describe('m', 'iqn', '')
+        self.node.target.export('m', '/dev/group/x', export)
+        disk = self.other.initiator.connect(export)
+        self.other.initiator.unreachable.add('a')
+        for reach in (lambda: self.other.read(disk, 0),
+                      lambda: self.other.initiator.connect(export)):
+            self.assertRaises(exception.SourceUnreachable, reach)
+        self.other.initiator.unreachable.clear()
+        self.assertEqual('an old tenant', self.other.read(disk, 0))
 
     def test_device_in_use_stays(self):
         self.node.volumes.create('x', 1, frozenset())
