@@ -5,14 +5,14 @@ PYTHON := $(VENV)/bin/python
 LAB := $(PYTHON) -W ignore -m lab
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test unit-test lab-test lab-up lab-down clean
+.PHONY: help setup demo test unit-test rust-test lab-test lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
 	@echo 'make test      every test: unit, style, types, docs, lab'
 	@echo 'make lab-up    a cloud to try things by hand ($(LAB) --help)'
 	@echo 'make lab-down  end it, with all that it started'
-	@echo 'make unit-test, make lab-test   parts of make test'
+	@echo 'make unit-test, make rust-test, make lab-test   parts of make test'
 
 setup: $(READY)
 
@@ -38,10 +38,15 @@ $(READY): bindep.txt constraints.txt requirements.txt test-requirements.txt \
 demo: setup
 	$(PYTHON) -W ignore -m lab.demo
 
-test: unit-test lab-test
+test: unit-test rust-test lab-test
 
 unit-test: setup
 	$(VENV)/bin/tox run
+
+rust-test:
+	cd hydrator && cargo fmt --all --check
+	cd hydrator && cargo clippy --locked --workspace --all-targets -- -D warnings
+	cd hydrator && cargo test --locked --workspace --release
 
 # The lab's own tests share one lab; it is taken down whatever comes of them.
 lab-test: setup

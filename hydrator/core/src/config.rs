@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What a volume is opened with.
+
+use core::time::Duration;
+
+/// What a volume is opened with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The move's id; metadata of another move are refused.
+    pub move_id: [u8; 16],
+    /// Size of the volume, in bytes; a multiple of 4096.
+    pub size: u64,
+    /// What there is of it on the source, in bytes; the rest reads as zeros.
+    pub source_size: u64,
+    /// 512 or 4096 bytes; the same on all three devices.
+    pub logical_block_size: u32,
+    /// Size of the metadata device, in bytes.
+    pub metadata_size: u64,
+    /// The destination reads as zeros where it was never written (a new thin
+    /// volume). Only [`Volume::format`](crate::Volume::format) looks at it.
+    pub destination_zeroed: bool,
+    /// The most guest requests at once.
+    pub requests: usize,
+    /// Buffers of 4 KiB: at least 16. A write of `n` blocks to what is not
+    /// settled needs `n / 330 + 3` of them, or it waits for ever: 64 are
+    /// plenty for requests of 1 MiB.
+    pub block_slots: u16,
+    /// The most extents copied at once, and the buffers there are for them.
+    pub copies: u16,
+    /// Blocks in a region, the unit of hydration: a power of two, 256 at most.
+    pub region_blocks: u32,
+    /// The most journal writes in flight. More of them let a write start its
+    /// intent sooner; fewer put more intents into one.
+    pub journal_depth: usize,
+    /// The most blocks that are local but not settled at once.
+    pub unsettled: usize,
+    /// How long a read waits for a source that does not answer; for ever if
+    /// `None`.
+    pub source_timeout: Option<Duration>,
+    /// How fast to copy.
+    pub rate: Rate,
+}
+
+/// How fast to copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// Bytes per second; as fast as the guest's latency allows if `None`.
+    pub limit: Option<u64>,
+    /// Bytes per second that are copied whatever the guest does.
+    pub minimum: u64,
+}
+
+impl Config {
+    /// For a volume of `size` bytes that is there in full on its source.
+    #[must_use]
+    pub fn new(move_id: [u8; 16], size: u64, metadata_size: u64) -> Self {
+        Self {
+            move_id,
+            size,
+            source_size: size,
+            logical_block_size: 512,
+            metadata_size,
+            destination_zeroed: false,
+            requests: 256,
+            block_slots: 64,
+            copies: 8,
+            region_blocks: 256,
+            journal_depth: 2,
+            unsettled: 32768,
+            source_timeout: None,
+            rate: Rate {
+                limit: None,
+                minimum: 10 << 20,
+            },
+        }
+    }
+
+    /// Size of a buffer for an extent, in bytes.
+    #[must_use]
+    pub const fn extent_size(&self) -> usize {
+        self.region_blocks as usize * crate::BLOCK_SIZE as usize
+    }
+}

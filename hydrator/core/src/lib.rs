@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The core of `localstor-hydrator`: a moving volume as a state machine.
+//!
+//! A moving volume has three devices: the destination *D* ([`Device::Data`]),
+//! the metadata *M* ([`Device::Metadata`]) and the source *S*
+//! ([`Device::Source`]). The core decides what is read and written where and
+//! when; it does none of it. It has no thread, no clock and no file: the caller
+//! feeds it with guest requests, completions and the time, and carries out the
+//! [`Action`]s that it hands out:
+//!
+//! ```text
+//! loop {
+//!     volume.request(now, request, &mut memory);         // for each guest request
+//!     volume.completed(now, io, result, &mut memory);    // for each completion
+//!     volume.wake(now, &mut memory);                     // when `wake_at` has come
+//!     volume.actions(now, &mut memory, |action| ...);    // once for all of these
+//! }
+//! ```
+//!
+//! Everything that is fed in before one call of [`Volume::actions`] is a batch:
+//! its intents share a block of the journal.
+//!
+//! **Before a volume is opened** whatever an earlier process has sent to D and
+//! M must have ended: recovery compares what is on D, and a write that lands
+//! after that breaks it. A lock (`flock`) on the very descriptors that D and M
+//! are written through does it, as writes in flight keep it until they end.
+
+pub mod bitmap;
+mod config;
+mod io;
+pub mod journal;
+pub mod superblock;
+mod volume;
+
+pub use config::{Config, Rate};
+pub use io::{
+    Action, BLOCK_SIZE, Buffer, Device, Failure, Io, Memory, Notice, OpenError, Operation, Request,
+    Tag, Time,
+};
+pub use superblock::metadata_size;
+pub use volume::{Copied, Progress, Volume};

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The superblock: whose metadata these are, and where they lie.
+//!
+//! There are two copies, in the first two 4 KiB blocks of the metadata device.
+//! They are written in turn, the generation's lowest bit says which. All of it
+//! lies in the first 512 bytes, so that a write is there or not, never half.
+//! `FORMAT.md` has the layout.
+
+use crate::BLOCK_SIZE;
+use crate::bitmap::BLOCKS_PER_BITMAP_BLOCK;
+
+/// What a superblock begins with.
+pub const MAGIC: [u8; 8] = *b"LSHYDRAT";
+/// The version of the format of all metadata.
+pub const VERSION: u32 = 1;
+/// Volumes may have so many bytes: 64 TiB.
+pub const MAX_SIZE: u64 = 64 << 40;
+/// Where the journal begins, in blocks.
+pub const JOURNAL_FIRST: u64 = 2;
+/// The fewest blocks a journal may have.
+pub const MIN_JOURNAL_BLOCKS: u64 = 8;
+/// The most blocks a journal may have.
+pub const MAX_JOURNAL_BLOCKS: u64 = 1 << 20;
+
+const STARTED: u32 = 1;
+const HOLES: u32 = 2;
+const COMPLETE: u32 = 4;
+const CHECKED: usize = 508;
+
+/// Whose metadata these are, and where they lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// The move they belong to.
+    pub move_id: [u8; 16],
+    /// Counts the superblocks written; the higher one counts.
+    pub generation: u64,
+    /// Counts the times the volume was opened; the journal's blocks carry it.
+    pub epoch: u64,
+    /// Size of the volume, in bytes.
+    pub size: u64,
+    /// What there is of it on the source, in bytes.
+    pub source_size: u64,
+    /// 512 or 4096 bytes.
+    pub logical_block_size: u32,
+    /// Length of the journal, in blocks of 4 KiB; it begins at
+    /// [`JOURNAL_FIRST`].
+    pub journal_blocks: u64,
+    /// Length of the bitmap, in blocks of 4 KiB; it follows the journal.
+    pub bitmap_blocks: u64,
+    /// The source is immutable: hydration may run.
+    pub started: bool,
+    /// Remote blocks of the destination read as zeros.
+    pub holes: bool,
+    /// Everything is local and in the bitmap.
+    pub complete: bool,
+}
+
+/// Why a superblock is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Damage {
+    /// Fewer than 512 bytes.
+    #[error("too short")]
+    Short,
+    /// It does not begin as one.
+    #[error("not a superblock of localstor-hydrator")]
+    Magic,
+    /// The checksum is wrong.
+    #[error("damaged: the checksum is wrong")]
+    Checksum,
+    /// Written by another version.
+    #[error("of format version {0}, this program reads version {VERSION}")]
+    Version(u32),
+    /// A figure is out of bounds.
+    #[error("damaged: its {0} is out of bounds")]
+    Bounds(&'static str),
+}
+
+impl Superblock {
+    /// Where the bitmap begins, in blocks.
+    #[must_use]
+    pub const fn bitmap_first(&self) -> u64 {
+        JOURNAL_FIRST + self.journal_blocks
+    }
+
+    /// Number of blocks of the volume.
+    #[must_use]
+    pub const fn blocks(&self) -> u64 {
+        self.size / BLOCK_SIZE
+    }
+
+    /// Which of the two copies this one is to be written to, in blocks.
+    #[must_use]
+    pub const fn location(&self) -> u64 {
+        self.generation & 1
+    }
+
+    /// Size that the metadata device must have, in bytes.
+    #[must_use]
+    pub const fn metadata_size(&self) -> u64 {
+        (self.bitmap_first() + self.bitmap_blocks) * BLOCK_SIZE
+    }
+
+    /// Into the first 512 bytes of `block`; the rest becomes zeros.
+    ///
+    /// # Panics
+    /// If `block` is shorter than 512 bytes.
+    pub fn encode(&self, block: &mut [u8]) {
+        block.fill(0);
+        block[0..8].copy_from_slice(&MAGIC);
+        block[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        let flags = if self.started { STARTED } else { 0 }
+            | if self.holes { HOLES } else { 0 }
+            | if self.complete { COMPLETE } else { 0 };
+        block[12..16].copy_from_slice(&flags.to_le_bytes());
+        block[16..32].copy_from_slice(&self.move_id);
+        block[32..40].copy_from_slice(&self.generation.to_le_bytes());
+        block[40..48].copy_from_slice(&self.epoch.to_le_bytes());
+        block[48..56].copy_from_slice(&self.size.to_le_bytes());
+        block[56..64].copy_from_slice(&self.source_size.to_le_bytes());
+        block[64..68].copy_from_slice(&self.logical_block_size.to_le_bytes());
+        block[72..80].copy_from_slice(&self.journal_blocks.to_le_bytes());
+        block[80..88].copy_from_slice(&self.bitmap_blocks.to_le_bytes());
+        let crc = crc32c::crc32c(&block[..CHECKED]);
+        block[CHECKED..512].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    /// From the first 512 bytes of `block`, whatever they are.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn decode(block: &[u8]) -> Result<Self, Damage> {
+        let sector = block.get(..512).ok_or(Damage::Short)?;
+        if sector[0..8] != MAGIC {
+            return Err(Damage::Magic);
+        }
+        if crc32c::crc32c(&sector[..CHECKED]) != u32_at(sector, CHECKED) {
+            return Err(Damage::Checksum);
+        }
+        let version = u32_at(sector, 8);
+        if version != VERSION {
+            return Err(Damage::Version(version));
+        }
+        let flags = u32_at(sector, 12);
+        let mut move_id = [0; 16];
+        move_id.copy_from_slice(&sector[16..32]);
+        let found = Self {
+            move_id,
+            generation: u64_at(sector, 32),
+            epoch: u64_at(sector, 40),
+            size: u64_at(sector, 48),
+            source_size: u64_at(sector, 56),
+            logical_block_size: u32_at(sector, 64),
+            journal_blocks: u64_at(sector, 72),
+            bitmap_blocks: u64_at(sector, 80),
+            started: flags & STARTED != 0,
+            holes: flags & HOLES != 0,
+            complete: flags & COMPLETE != 0,
+        };
+        found.check()?;
+        Ok(found)
+    }
+
+    /// Whether the figures can be.
+    ///
+    /// # Errors
+    /// Names the first that cannot.
+    pub fn check(&self) -> Result<(), Damage> {
+        let holds = [
+            (self.generation < u64::MAX / 2, "generation"),
+            (self.epoch > 0 && self.epoch < u64::MAX / 2, "epoch"),
+            (
+                self.size > 0 && self.size <= MAX_SIZE && self.size % BLOCK_SIZE == 0,
+                "size",
+            ),
+            (
+                self.source_size <= self.size
+                    && matches!(self.logical_block_size, 512 | 4096)
+                    && self.source_size % u64::from(self.logical_block_size) == 0,
+                "source size or logical block size",
+            ),
+            (
+                (MIN_JOURNAL_BLOCKS..=MAX_JOURNAL_BLOCKS).contains(&self.journal_blocks),
+                "journal",
+            ),
+            (
+                self.bitmap_blocks >= bitmap_blocks(self.size)
+                    && self.bitmap_blocks <= bitmap_blocks(MAX_SIZE),
+                "bitmap",
+            ),
+        ];
+        match holds.iter().find(|(holds, _)| !holds) {
+            Some((_, name)) => Err(Damage::Bounds(name)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Blocks of the bitmap of a volume of `size` bytes.
+#[must_use]
+pub const fn bitmap_blocks(size: u64) -> u64 {
+    size.div_ceil(BLOCK_SIZE).div_ceil(BLOCKS_PER_BITMAP_BLOCK)
+}
+
+/// Blocks of the journal of a volume of `size` bytes: one for 64 MiB, at least
+/// 256 (1 MiB), at most 16384 (64 MiB).
+///
+/// A longer journal spreads the cost of a checkpoint over more writes.
+#[must_use]
+pub const fn journal_blocks(size: u64) -> u64 {
+    let wanted = size >> 26;
+    if wanted < 256 {
+        256
+    } else if wanted > 16384 {
+        16384
+    } else {
+        wanted
+    }
+}
+
+/// Size of the metadata device for a volume of `size` bytes, in bytes: two
+/// superblocks, the journal, and 4 KiB of bitmap for each 126 MiB.
+#[must_use]
+pub const fn metadata_size(size: u64) -> u64 {
+    (JOURNAL_FIRST + journal_blocks(size) + bitmap_blocks(size)) * BLOCK_SIZE
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
