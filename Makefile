@@ -5,7 +5,8 @@ PYTHON := $(VENV)/bin/python
 LAB := $(PYTHON) -W ignore -m lab
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test unit-test rust-test lab-test lab-up lab-down clean
+.PHONY: help setup demo test unit-test rust-test lab-test lab-kernel lab-up \
+        lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -13,6 +14,7 @@ help:
 	@echo 'make lab-up    a cloud to try things by hand ($(LAB) --help)'
 	@echo 'make lab-down  end it, with all that it started'
 	@echo 'make unit-test, make rust-test, make lab-test   parts of make test'
+	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
 
 setup: $(READY)
 
@@ -52,6 +54,13 @@ rust-test:
 lab-test: setup
 	TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color; status=$$?; \
 	    $(LAB) --name test down && exit $$status
+
+# Kept outside the repository, and built again when its recipe changes
+lab-kernel: setup
+	missing=$$($(VENV)/bin/bindep -b kernel); test -z "$$missing" || \
+	    (apt-get update && DEBIAN_FRONTEND=noninteractive \
+	     apt-get install -y --no-install-recommends $$missing)
+	$(PYTHON) -m lab.kernel
 
 lab-up: setup
 	$(LAB) up

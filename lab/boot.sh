@@ -20,8 +20,10 @@ power_off() {
 build_root() {
     mount -t tmpfs -o mode=755 tmpfs /mnt
     mkdir /mnt/upper /mnt/work /mnt/root
-    modules=/usr/lib/uml/modules/$(uname -r)
-    insmod "$modules/kernel/fs/overlayfs/overlay.ko"
+    modules=$LAB_KERNEL_MODULES/$(uname -r)
+    # Built in, in the lab's own kernel.
+    grep -qw overlay /proc/filesystems ||
+        insmod "$modules/kernel/fs/overlayfs/overlay.ko"
     mount -t overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work \
         overlay /mnt/root
     cd /mnt/root

@@ -106,6 +106,13 @@ class Up(_LabCommand):
                             default=[], metavar='SECTION.KEY=VALUE',
                             help='set an option in cinder.conf of every '
                                  'node; may be repeated')
+        parser.add_argument('--kernel', choices=('stock', 'own'),
+                            default='stock',
+                            help='what the nodes run: Debian\'s kernel, or '
+                                 'the one that "make lab-kernel" builds, '
+                                 'which has ublk (default: stock)')
+        parser.add_argument('--bare', action='store_true',
+                            help='only the nodes: no OpenStack, no service')
         parser.add_argument('--keep', action='store_true',
                             help='leave a lab that did not come up as it '
                                  'is, to look at; "down" removes it')
@@ -121,7 +128,8 @@ class Up(_LabCommand):
             fresh = self.cloud.up(
                 parsed_args.nodes, report, driver=parsed_args.driver,
                 options=options, disk_size=parsed_args.disk_size,
-                memory=parsed_args.memory, keep=parsed_args.keep)
+                memory=parsed_args.memory, kernel=parsed_args.kernel,
+                bare=parsed_args.bare, keep=parsed_args.keep)
         if fresh:
             text = f'ready after {time.monotonic() - started:.0f} s'
         else:

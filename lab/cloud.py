@@ -20,6 +20,7 @@ from lab import configuration
 from lab import control_plane
 from lab import errors
 from lab import http
+from lab import kernel as kernels
 from lab import layout
 from lab import network
 from lab import node as node_module
@@ -128,12 +129,15 @@ class Cloud:
     def up(self, nodes: int = 2, progress: plan.Progress | None = None, *,
            driver: str | None = None, options: services.Options | None = None,
            disk_size: int = 8 * sizes.GIB, memory: str = '1G',
+           kernel: str = 'stock', bare: bool = False,
            keep: bool = False) -> bool:
         """Bring everything up; False if it was up already.
 
         ``driver`` is the volume driver of all backends, ``options`` are
-        further sections of every node's cinder.conf. With ``keep`` a lab
-        that did not come up is left as it is, to look at.
+        further sections of every node's cinder.conf. ``kernel`` is what the
+        nodes run, ``stock`` or ``own``. A ``bare`` lab is its nodes alone,
+        without any service. With ``keep`` a lab that did not come up is left
+        as it is, to look at.
         """
         if not 0 <= nodes <= layout.MAX_NODES:
             raise errors.LabError(
@@ -143,6 +147,7 @@ class Cloud:
                 'The lab needs root: it makes a network namespace and '
                 'devices in it.')
         self._check_programs()
+        kernels.named(kernel)
         with self._locked():
             if self.running and self._settings().get('complete', True):
                 return False
@@ -152,6 +157,7 @@ class Cloud:
                 'nodes': [layout.Layout.node_name(number + 1)
                           for number in range(nodes)],
                 'disk_size': disk_size, 'memory': memory, 'complete': False,
+                'kernel': kernel, 'bare': bare,
                 'options': self._node_options(driver, options or {})}
             shutil.rmtree(self.layout.directory, ignore_errors=True)
             steps = plan.Plan(progress)
@@ -395,8 +401,19 @@ class Cloud:
         self.layout.directory.mkdir(parents=True)
         self.layout.runtime.mkdir(parents=True, exist_ok=True)
         self._save_settings(settings)
-        template = control_plane.template_directory(self.layout)
+        nodes = [self._node(name, settings) for name in settings['nodes']]
         steps.add('network', self.network.create)
+        if settings['bare']:
+            for node in nodes:
+                steps.add(f'{node.name} boot', node.boot, ('network',))
+        else:
+            self._plan_cloud(steps, nodes)
+        steps.run()
+        self._save_settings(settings | {'complete': True})
+
+    def _plan_cloud(self, steps: plan.Plan,
+                    nodes: list[node_module.Node]) -> None:
+        template = control_plane.template_directory(self.layout)
         steps.add('byte code',
                   lambda: control_plane.compile_environment(self.place))
         if template.exists():
@@ -407,7 +424,6 @@ class Cloud:
             self._plan_template(steps, template)
         before = ('network', 'byte code', 'database template')
         # Nodes first: what they do takes longest.
-        nodes = [self._node(name, settings) for name in settings['nodes']]
         for node in nodes:
             steps.add(f'{node.name} boot', node.boot, before)
         for declared in control_plane.SERVICES:
@@ -425,8 +441,6 @@ class Cloud:
         steps.add('backends reported', lambda: self._wait_for_backends(nodes),
                   ['volume types', 'cinder-scheduler',
                    *(f'{node.name} cinder-volume' for node in nodes)])
-        steps.run()
-        self._save_settings(settings | {'complete': True})
 
     def _plan_template(self, steps: plan.Plan,
                        template: pathlib.Path) -> None:

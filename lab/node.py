@@ -13,6 +13,7 @@ from typing import Any
 from typing import Mapping
 
 from lab import errors
+from lab import kernel
 from lab import layout
 from lab import network
 from lab import node_services
@@ -21,7 +22,6 @@ from lab import remote
 from lab import services
 from lab import sizes
 
-KERNEL = '/usr/bin/linux.uml'
 _SOURCE = pathlib.Path(__file__).resolve().parent
 
 
@@ -150,7 +150,7 @@ class Node:
         shutil.rmtree(runtime, ignore_errors=True)
         self._network.add_node(self.name)
         argv = ['taskset', '--cpu-list', str(self._cpu),
-                KERNEL, f'mem={self._settings["memory"]}',
+                str(self._kernel.image), f'mem={self._settings["memory"]}',
                 f'umid={self.name}', f'uml_dir={self._layout.runtime}',
                 'rootfstype=hostfs', 'rootflags=/', 'root=/dev/root', 'ro',
                 'init=/bin/sh', 'con=null', 'con0=null,fd:1',
@@ -330,6 +330,7 @@ class Node:
             'LAB_PYTHON': os.path.realpath(sys.executable),
             'LAB_SOURCE': _SOURCE,
             'LAB_MODULES': ' '.join(node_services.MODULES),
+            'LAB_KERNEL_MODULES': self._kernel.modules,
         }
         lines = [f'{name}={shlex.quote(str(value))}'
                  for name, value in variables.items()]
@@ -337,6 +338,10 @@ class Node:
                      '\n'.join(lines) + '\n',
                      str(self.directory / 'disks.sh'):
                      '\n'.join(script) + '\n'})
+
+    @property
+    def _kernel(self) -> kernel.Kernel:
+        return kernel.named(self._settings['kernel'])
 
     def _memory_directory(self) -> pathlib.Path:
         # The node's memory is an unlinked file here. In a container there

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that nodes can run.
+
+The stock one is Debian's package user-mode-linux. The lab's own is built
+from Debian's linux-source, for what the stock one lacks: ublk, null_blk,
+fault injection, NVMe over TCP, and disks whose flush reaches the machine's
+own disk. It lies in a cache folder, because building it takes some minutes:
+one kernel for each recipe.
+"""
+
+import dataclasses
+import fcntl
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+
+from lab import errors
+
+SOURCE = 'linux-source-6.12'
+_RECIPE = pathlib.Path(__file__).resolve().parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel image, and the folder that has a folder of its modules."""
+
+    image: pathlib.Path
+    modules: pathlib.Path
+
+
+STOCK = Kernel(pathlib.Path('/usr/bin/linux.uml'),
+               pathlib.Path('/usr/lib/uml/modules'))
+
+
+def named(name: str) -> Kernel:
+    """The kernel ``stock`` or ``own``; LabError if it is not there."""
+    if name == 'stock':
+        return STOCK
+    if name != 'own':
+        raise errors.LabError(
+            f'There is no kernel "{name}"; choose "stock" or "own".')
+    kernel = _built(_folder())
+    if not kernel.image.exists():
+        raise errors.LabError(
+            f'The lab\'s own kernel is not built, or its recipe has changed '
+            f'since: run "make lab-kernel". It is looked for at '
+            f'{kernel.image}.')
+    return kernel
+
+
+def build() -> Kernel:
+    """Build the lab's own kernel unless it is there; takes minutes."""
+    folder = _folder()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(folder.name + '.lock'), 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        kernel = _built(folder)
+        if kernel.image.exists():
+            return kernel
+        scratch = folder.with_name(folder.name + '.build')
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        try:
+            subprocess.run(['tar', '-xf', f'/usr/src/{SOURCE}.tar.xz'],
+                           cwd=scratch, check=True)
+            subprocess.run(['nice', _RECIPE / 'build.sh', scratch / SOURCE,
+                            scratch / 'result'], check=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            (scratch / 'result').rename(folder)
+        finally:
+            shutil.rmtree(scratch)
+        return kernel
+
+
+def _built(folder: pathlib.Path) -> Kernel:
+    return Kernel(folder / 'linux', folder / 'lib' / 'modules')
+
+
+def _folder() -> pathlib.Path:
+    cache = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+    return pathlib.Path(cache, 'cinder-localstor', f'kernel-{_recipe()}')
+
+
+def _recipe() -> str:
+    """What the kernel is made of, as a word: another recipe, another word."""
+    package = subprocess.run(
+        ['dpkg-query', '--show', '--showformat', '${Version}', SOURCE],
+        capture_output=True, text=True)
+    if package.returncode:
+        raise errors.LabError(
+            f'The lab\'s own kernel needs Debian\'s package {SOURCE}; '
+            f'"make lab-kernel" installs it.')
+    digest = hashlib.sha256(package.stdout.encode())
+    for path in [_RECIPE / 'build.sh', _RECIPE / 'config',
+                 *sorted(_RECIPE.glob('*.patch'))]:
+        digest.update(b'\0' + path.name.encode() + b'\0')
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
