@@ -45,7 +45,7 @@ test: unit-test rust-test lab-test
 unit-test: setup
 	$(VENV)/bin/tox run
 
-rust-test:
+rust-test: setup
 	cd hydrator && cargo fmt --all --check
 	cd hydrator && cargo clippy --locked --workspace --all-targets -- -D warnings
 	cd hydrator && cargo test --locked --workspace --release

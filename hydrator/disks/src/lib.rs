@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The disks of the hydrator, and the ring through which all of its I/O goes.
+//!
+//! One thread owns one [`Ring`]. Everything it waits for arrives there: disks,
+//! the guest's requests, control connections, timers. A [`Token`] says whose
+//! completion it is.
+
+mod disk;
+mod memory;
+mod ring;
+
+pub use disk::{Access, Disk, OpenError};
+pub use memory::{Memory, MemoryError, Span};
+pub use ring::{Event, Owner, Ring, Token};

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The one io_uring of the process.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
+
+use io_uring::{IoUring, cqueue, squeue, types};
+use tracing::{debug, warn};
+
+use crate::memory::Span;
+
+/// Files that can be registered; a hydrator has three disks and a frontend.
+const FILES: u32 = 16;
+
+/// Who gets a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Owner {
+    /// Nobody waits for it.
+    Nobody = 0,
+    /// The engine, for what it asked of a disk.
+    Engine = 1,
+    /// The guest's side.
+    Frontend = 2,
+    /// Control connections, signals, timers.
+    Control = 3,
+}
+
+/// Names a request to the ring: its owner, and 56 bits that mean something to
+/// the owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Token(u64);
+
+impl Token {
+    const DETAIL: u64 = (1 << 56) - 1;
+
+    /// Bits of `detail` above the 56th are dropped.
+    pub fn new(owner: Owner, detail: u64) -> Token {
+        Token((owner as u64) << 56 | detail & Token::DETAIL)
+    }
+
+    /// Who gets the completion.
+    pub fn owner(self) -> Owner {
+        match self.0 >> 56 {
+            1 => Owner::Engine,
+            2 => Owner::Frontend,
+            3 => Owner::Control,
+            _ => Owner::Nobody,
+        }
+    }
+
+    /// What the owner has put there.
+    pub fn detail(self) -> u64 {
+        self.0 & Token::DETAIL
+    }
+}
+
+/// A completion.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// As given with the request.
+    pub token: Token,
+    /// What the system call would have returned: a count or a negative errno.
+    pub result: i32,
+    /// Whether the same request will complete again (multishot).
+    pub more: bool,
+}
+
+/// An io_uring with room for whatever is pushed.
+pub struct Ring {
+    ring: IoUring,
+    // What did not fit the submission queue. It keeps its capacity.
+    backlog: VecDeque<squeue::Entry>,
+    registered: Option<(usize, usize)>,
+    files: Vec<RawFd>,
+    fixed_files: bool,
+}
+
+impl Ring {
+    /// A ring for about `depth` requests in flight.
+    ///
+    /// `movable` rings may be used by another thread than the one that made
+    /// them, at some cost. Kernels that lack the faster modes get a plain ring;
+    /// one that refuses the size for lack of memory, a smaller one.
+    pub fn new(depth: u32, movable: bool) -> io::Result<Ring> {
+        let mut entries = depth.next_power_of_two().clamp(8, 4096);
+        let ring = loop {
+            match Ring::build(entries, movable) {
+                Ok(ring) => break ring,
+                Err(error) if error.raw_os_error() == Some(libc::ENOMEM) && entries > 8 => {
+                    entries /= 2;
+                    warn!(
+                        "no memory for a ring of {} entries, trying {entries}",
+                        entries * 2
+                    );
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        let fixed_files = match ring.submitter().register_files_sparse(FILES) {
+            Ok(()) => true,
+            Err(error) => {
+                debug!("the kernel registers no files: {error}");
+                false
+            }
+        };
+        Ok(Ring {
+            backlog: VecDeque::with_capacity(entries as usize),
+            ring,
+            registered: None,
+            files: Vec::new(),
+            fixed_files,
+        })
+    }
+
+    fn build(entries: u32, movable: bool) -> io::Result<IoUring> {
+        if !movable {
+            // Completions are prepared only when we ask for them: one thread,
+            // no interrupts (Linux 6.1).
+            let fast = IoUring::builder()
+                .setup_single_issuer()
+                .setup_defer_taskrun()
+                .setup_cqsize(entries * 4)
+                .build(entries);
+            match fast {
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                    debug!("the kernel has no deferred completions");
+                }
+                other => return other,
+            }
+        }
+        IoUring::builder().setup_cqsize(entries * 4).build(entries)
+    }
+
+    /// Lets the kernel keep the pages of `span` at hand. Without the permission
+    /// (RLIMIT_MEMLOCK) I/O goes on unregistered.
+    pub fn register_memory(&mut self, span: Span) {
+        let vector = libc::iovec {
+            iov_base: span.as_ptr().cast(),
+            iov_len: span.len(),
+        };
+        // SAFETY: the memory behind a span is never unmapped.
+        match unsafe { self.ring.submitter().register_buffers(&[vector]) } {
+            Ok(()) => {
+                let start = span.as_ptr() as usize;
+                self.registered = Some((start, start + span.len()));
+            }
+            Err(error) => warn!("memory is not registered, I/O will cost more: {error}"),
+        }
+    }
+
+    /// Whether fixed reads and writes may use `span`.
+    pub(crate) fn is_registered(&self, span: Span) -> bool {
+        let start = span.as_ptr() as usize;
+        self.registered
+            .is_some_and(|(from, to)| start >= from && start + span.len() <= to)
+    }
+
+    /// Registers a file; None if it must be used by its descriptor.
+    ///
+    /// The ring then holds the file until all of its requests are done, also
+    /// when the process is killed.
+    pub fn register_file(&mut self, fd: RawFd) -> Option<types::Fixed> {
+        if !self.fixed_files || self.files.len() >= FILES as usize {
+            return None;
+        }
+        let slot = self.files.len() as u32;
+        match self.ring.submitter().register_files_update(slot, &[fd]) {
+            Ok(_) => {
+                self.files.push(fd);
+                Some(types::Fixed(slot))
+            }
+            Err(error) => {
+                debug!("file is not registered: {error}");
+                None
+            }
+        }
+    }
+
+    /// Asks for something; it is submitted with the next [`Ring::wait`].
+    ///
+    /// # Safety
+    /// What the entry points to must stay valid, and untouched where the kernel
+    /// writes, until its completion has been seen.
+    pub unsafe fn push(&mut self, entry: squeue::Entry, token: Token) {
+        let entry = entry.user_data(token.0);
+        if !self.backlog.is_empty() || {
+            // SAFETY: as promised by the caller.
+            unsafe { self.ring.submission().push(&entry) }.is_err()
+        } {
+            self.backlog.push_back(entry);
+        }
+    }
+
+    /// Submits what was pushed and waits until something has completed, or
+    /// `timeout` is over, or a signal came. Zero does not wait.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.refill()?;
+        let ready = !self.ring.completion().is_empty();
+        let wanted = usize::from(!ready && timeout != Some(Duration::ZERO));
+        let result = match timeout {
+            Some(limit) if wanted == 1 => {
+                let limit = types::Timespec::from(limit);
+                let arguments = types::SubmitArgs::new().timespec(&limit);
+                self.ring.submitter().submit_with_args(1, &arguments)
+            }
+            _ => self.ring.submitter().submit_and_wait(wanted),
+        };
+        match result {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                // EBUSY, EAGAIN: completions must be taken first.
+                Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn refill(&mut self) -> io::Result<()> {
+        while let Some(entry) = self.backlog.front() {
+            // SAFETY: promised by who pushed it.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                self.backlog.pop_front();
+                continue;
+            }
+            match self.ring.submit() {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR | libc::EBUSY | libc::EAGAIN) => break,
+                    _ => return Err(error),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// The next completion that is there.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.ring.completion().next().map(|entry| Event {
+            token: Token(entry.user_data()),
+            result: entry.result(),
+            more: cqueue::more(entry.flags()),
+        })
+    }
+
+    /// Has `fd`, an eventfd, count completions.
+    pub fn register_eventfd(&mut self, fd: RawFd) -> io::Result<()> {
+        self.ring.submitter().register_eventfd(fd)
+    }
+}
+
+impl AsRawFd for Ring {
+    fn as_raw_fd(&self) -> RawFd {
+        self.ring.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use io_uring::opcode;
+
+    #[test]
+    fn a_token_keeps_owner_and_detail() {
+        let token = Token::new(Owner::Frontend, 0x00ab_cdef_0123_4567);
+        assert_eq!(token.owner(), Owner::Frontend);
+        assert_eq!(token.detail(), 0x00ab_cdef_0123_4567);
+    }
+
+    #[test]
+    fn more_requests_than_entries_all_complete() {
+        let mut ring = Ring::new(8, false).unwrap();
+        for detail in 0..1000 {
+            let nop = opcode::Nop::new().build();
+            // SAFETY: a no-op points to nothing.
+            unsafe { ring.push(nop, Token::new(Owner::Control, detail)) };
+        }
+        let mut seen = Vec::new();
+        while seen.len() < 1000 {
+            ring.wait(Some(Duration::from_secs(10))).unwrap();
+            let before = seen.len();
+            while let Some(event) = ring.next_event() {
+                seen.push(event.token.detail());
+            }
+            assert!(seen.len() > before, "{} of 1000 completed", seen.len());
+        }
+        seen.sort_unstable();
+        assert!(seen.into_iter().eq(0..1000));
+    }
+
+    #[test]
+    fn waiting_ends_after_the_timeout() {
+        let mut ring = Ring::new(8, false).unwrap();
+        ring.wait(Some(Duration::from_millis(1))).unwrap();
+        assert!(ring.next_event().is_none());
+    }
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A disk over a real file, through a real ring.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use localstor_hydrator_disks::{Access, Disk, Event, Memory, OpenError, Owner, Ring, Span, Token};
+
+const AT_ONCE: Access = Access::Exclusive(Duration::ZERO);
+
+/// A file of 1 MiB where O_DIRECT works, which a tmpfs may not offer.
+fn file(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, vec![0xaa; 1 << 20]).unwrap();
+    path
+}
+
+fn done(ring: &mut Ring) -> Event {
+    loop {
+        if let Some(event) = ring.next_event() {
+            return event;
+        }
+        ring.wait(None).unwrap();
+    }
+}
+
+fn token(detail: u64) -> Token {
+    Token::new(Owner::Engine, detail)
+}
+
+struct Bench {
+    ring: Ring,
+    disk: Disk,
+    span: Span,
+}
+
+fn bench(path: &Path, registered: bool) -> Bench {
+    let mut ring = Ring::new(8, false).unwrap();
+    let disk = Disk::open(path, AT_ONCE, &mut ring).unwrap();
+    let mut memory = Memory::new(8192).unwrap();
+    if registered {
+        ring.register_memory(memory.whole());
+    }
+    let span = memory.take(8192).unwrap();
+    Bench { ring, disk, span }
+}
+
+fn write_then_read(registered: bool) {
+    let path = file(&format!("write-{registered}"));
+    let Bench {
+        mut ring,
+        disk,
+        span,
+    } = bench(&path, registered);
+    // SAFETY: no request is in flight.
+    unsafe { span.bytes_mut() }.fill(0x5c);
+    // SAFETY: the span is left alone until the completion.
+    unsafe { disk.write(&mut ring, span, 4096, true, token(1)) };
+    let event = done(&mut ring);
+    assert_eq!((event.token, event.result), (token(1), 8192));
+    // SAFETY: the write has completed.
+    unsafe { span.bytes_mut() }.fill(0);
+    let part = span.part(0, 4096).unwrap();
+    // SAFETY: the span is left alone until the completion.
+    unsafe { disk.read(&mut ring, part, 8192, token(2)) };
+    assert_eq!(done(&mut ring).result, 4096);
+    // SAFETY: the read has completed.
+    assert!(unsafe { part.bytes() }.iter().all(|&byte| byte == 0x5c));
+    let content = std::fs::read(&path).unwrap();
+    assert!(content[..4096].iter().all(|&byte| byte == 0xaa));
+    assert!(content[4096..12288].iter().all(|&byte| byte == 0x5c));
+}
+
+#[test]
+fn what_is_written_is_read_with_registered_memory() {
+    write_then_read(true);
+}
+
+#[test]
+fn what_is_written_is_read_without_registered_memory() {
+    write_then_read(false);
+}
+
+#[test]
+fn zeroed_and_unmapped_ranges_read_zeros() {
+    let path = file("zero");
+    let Bench { mut ring, disk, .. } = bench(&path, false);
+    disk.zero(&mut ring, 0, 65536, token(1));
+    assert_eq!(done(&mut ring).result, 0);
+    disk.unmap(&mut ring, 131072, 65536, token(2));
+    assert_eq!(done(&mut ring).result, 0);
+    disk.flush(&mut ring, token(3));
+    assert_eq!(done(&mut ring).result, 0);
+    let content = std::fs::read(&path).unwrap();
+    assert_eq!(content.len(), 1 << 20);
+    assert!(content[..65536].iter().all(|&byte| byte == 0));
+    assert!(content[65536..131072].iter().all(|&byte| byte == 0xaa));
+    assert!(content[131072..196608].iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn a_disk_has_one_writer_and_may_have_readers() {
+    let path = file("lock");
+    let mut ring = Ring::new(8, false).unwrap();
+    let first = Disk::open(&path, AT_ONCE, &mut ring).unwrap();
+    let mut other = Ring::new(8, false).unwrap();
+    assert!(matches!(
+        Disk::open(&path, AT_ONCE, &mut other),
+        Err(OpenError::Locked { .. })
+    ));
+    Disk::open(&path, Access::ReadOnly, &mut other).unwrap();
+    // The ring holds the file as long as requests could be in flight.
+    drop(first);
+    assert!(Disk::open(&path, AT_ONCE, &mut other).is_err());
+    drop(ring);
+    let patient = Access::Exclusive(Duration::from_secs(10));
+    Disk::open(&path, patient, &mut other).unwrap();
+}
+
+#[test]
+fn what_is_no_disk_is_refused_by_name() {
+    let mut ring = Ring::new(8, false).unwrap();
+    let error = Disk::open(Path::new("/dev/null"), AT_ONCE, &mut ring)
+        .err()
+        .unwrap();
+    assert!(error.to_string().contains("/dev/null"), "{error}");
+    let error = Disk::open(Path::new("/nowhere"), AT_ONCE, &mut ring)
+        .err()
+        .unwrap();
+    assert!(error.to_string().contains("/nowhere"), "{error}");
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel's NBD client, set up through generic netlink
+//! (linux/nbd-netlink.h) and sysfs.
+//!
+//! A request that was in flight when its connection broke is sent again when
+//! its timer runs out and there is a new connection. With `NBD_ATTR_TIMEOUT` 0
+//! the timer does nothing else: a request that is merely slow, because it waits
+//! for the source, breaks no connection. How often the timer runs is the
+//! queue's `io_timeout`, so that decides how long a guest waits after a restart
+//! of ours.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+
+use neli::consts::nl::NlmF;
+use neli::consts::socket::NlFamily;
+use neli::genl::{AttrTypeBuilder, Genlmsghdr, GenlmsghdrBuilder, Nlattr, NlattrBuilder};
+use neli::neli_enum;
+use neli::nl::NlPayload;
+use neli::router::synchronous::NlRouter;
+use neli::types::{Buffer, GenlBuffer};
+use neli::utils::Groups;
+use tracing::{debug, warn};
+
+use super::protocol::EXPORT_FLAGS;
+use crate::block::{FrontendError, Geometry};
+
+/// How long requests wait for a successor after our death, in seconds: longer
+/// than anybody can want to wait.
+const PATIENCE: u64 = 7 * 24 * 3600;
+
+/// How often the timer of a request runs, in milliseconds; the kernel rounds
+/// up to whole seconds.
+const TIMER: u32 = 500;
+
+/// Commands of linux/nbd-netlink.h.
+#[neli_enum(serialized_type = "u8")]
+enum NbdCommand {
+    Unspec = 0,
+    Connect = 1,
+    Disconnect = 2,
+    Reconfigure = 3,
+}
+impl neli::consts::genl::Cmd for NbdCommand {}
+
+/// Attributes of linux/nbd-netlink.h.
+#[neli_enum(serialized_type = "u16")]
+enum NbdAttribute {
+    Unspec = 0,
+    Index = 1,
+    SizeBytes = 2,
+    BlockSizeBytes = 3,
+    Timeout = 4,
+    ServerFlags = 5,
+    ClientFlags = 6,
+    Sockets = 7,
+    DeadConnTimeout = 8,
+    DeviceList = 9,
+    BackendIdentifier = 10,
+}
+impl neli::consts::genl::NlAttrType for NbdAttribute {}
+
+type Attribute = Nlattr<NbdAttribute, Buffer>;
+
+/// Both `NBD_SOCK_ITEM` and `NBD_SOCK_FD`.
+const SOCKET_ITEM: u16 = 1;
+
+fn attribute(kind: NbdAttribute, value: impl neli::Size + neli::ToBytes) -> io::Result<Attribute> {
+    let kind = AttrTypeBuilder::default()
+        .nla_type(kind)
+        .build()
+        .map_err(io::Error::other)?;
+    NlattrBuilder::default()
+        .nla_type(kind)
+        .nla_payload(value)
+        .build()
+        .map_err(io::Error::other)
+}
+
+/// A list of one socket.
+fn socket_attribute(socket: &OwnedFd) -> io::Result<Attribute> {
+    let nested = |payload: Buffer| {
+        let kind = AttrTypeBuilder::default()
+            .nla_type(SOCKET_ITEM)
+            .build()
+            .map_err(io::Error::other)?;
+        NlattrBuilder::default()
+            .nla_type(kind)
+            .nla_payload(payload)
+            .build()
+            .map_err(io::Error::other)
+    };
+    let bytes = |attribute: &Nlattr<u16, Buffer>| {
+        let mut bytes = io::Cursor::new(Vec::new());
+        neli::ToBytes::to_bytes(attribute, &mut bytes).map_err(io::Error::other)?;
+        io::Result::Ok(Buffer::from(bytes.into_inner()))
+    };
+    let descriptor = (socket.as_raw_fd() as u32).to_ne_bytes();
+    let item = nested(bytes(&nested(Buffer::from(descriptor.to_vec()))?)?)?;
+    attribute(NbdAttribute::Sockets, bytes(&item)?)
+}
+
+fn identity_attribute(identity: &str) -> io::Result<Attribute> {
+    attribute(NbdAttribute::BackendIdentifier, identity)
+}
+
+/// Sends a command, and returns the device's number if the answer has one.
+fn send(command: NbdCommand, attributes: Vec<Attribute>) -> io::Result<Option<u32>> {
+    let (router, _) =
+        NlRouter::connect(NlFamily::Generic, None, Groups::empty()).map_err(io::Error::other)?;
+    let family = router
+        .resolve_genl_family("nbd")
+        .map_err(|_| io::Error::from(io::ErrorKind::NotFound))?;
+    let message = GenlmsghdrBuilder::default()
+        .cmd(command)
+        .version(1)
+        .attrs(attributes.into_iter().collect::<GenlBuffer<_, _>>())
+        .build()
+        .map_err(io::Error::other)?;
+    let answers = router
+        .send::<_, _, u16, Genlmsghdr<NbdCommand, NbdAttribute>>(
+            family,
+            NlmF::ACK,
+            NlPayload::Payload(message),
+        )
+        .map_err(io::Error::other)?;
+    let mut number = None;
+    for answer in answers {
+        let answer = answer.map_err(|error| match error {
+            neli::err::RouterError::Nlmsgerr(refusal) => {
+                io::Error::from_raw_os_error(-refusal.error())
+            }
+            other => io::Error::other(other),
+        })?;
+        if let Some(payload) = answer.get_payload() {
+            let attributes = payload.attrs().get_attr_handle();
+            number = attributes
+                .get_attr_payload_as::<u32>(NbdAttribute::Index)
+                .ok()
+                .or(number);
+        }
+    }
+    Ok(number)
+}
+
+fn failed(what: impl Into<String>, error: io::Error) -> FrontendError {
+    if error.kind() == io::ErrorKind::NotFound {
+        return FrontendError::Missing(
+            "the kernel has no NBD client: load the module nbd".to_owned(),
+        );
+    }
+    FrontendError::kernel(what, error)
+}
+
+/// Makes a device: /dev/nbd`number`, or any that is free. Returns its number.
+///
+/// # Errors
+/// What the kernel says; that it has no NBD.
+pub(super) fn connect(
+    number: Option<u32>,
+    identity: &str,
+    geometry: &Geometry,
+    longest: u32,
+    socket: &OwnedFd,
+) -> Result<u32, FrontendError> {
+    let name = number.map_or("an NBD device".to_owned(), |number| {
+        format!("/dev/nbd{number}")
+    });
+    let attempt = || -> io::Result<u32> {
+        let mut attributes = vec![
+            attribute(NbdAttribute::SizeBytes, geometry.size)?,
+            attribute(
+                NbdAttribute::BlockSizeBytes,
+                u64::from(geometry.logical_block),
+            )?,
+            attribute(NbdAttribute::Timeout, 0u64)?,
+            attribute(NbdAttribute::ServerFlags, u64::from(EXPORT_FLAGS))?,
+            attribute(NbdAttribute::DeadConnTimeout, PATIENCE)?,
+            identity_attribute(identity)?,
+            socket_attribute(socket)?,
+        ];
+        if let Some(number) = number {
+            attributes.push(attribute(NbdAttribute::Index, number)?);
+        }
+        send(NbdCommand::Connect, attributes)?
+            .or(number)
+            .ok_or_else(|| io::Error::other("the kernel did not say which device it made"))
+    };
+    let number = attempt().map_err(|error| failed(format!("cannot make {name}"), error))?;
+    set_queue(number, "max_sectors_kb", longest >> 10)?;
+    set_queue(number, "io_timeout", TIMER)?;
+    Ok(number)
+}
+
+/// Gives a device that has lost its connection another one.
+///
+/// # Errors
+/// What the kernel says.
+pub(super) fn reconnect(
+    number: u32,
+    identity: &str,
+    socket: &OwnedFd,
+) -> Result<(), FrontendError> {
+    let attempt = || -> io::Result<()> {
+        send(
+            NbdCommand::Reconfigure,
+            vec![
+                attribute(NbdAttribute::Index, number)?,
+                identity_attribute(identity)?,
+                socket_attribute(socket)?,
+            ],
+        )?;
+        Ok(())
+    };
+    attempt().map_err(|error| failed(format!("cannot reconnect /dev/nbd{number}"), error))?;
+    debug!("/dev/nbd{number} has a new connection");
+    Ok(())
+}
+
+/// Ends a device.
+///
+/// # Errors
+/// What the kernel says.
+pub(super) fn disconnect(number: u32) -> Result<(), FrontendError> {
+    let attempt = || -> io::Result<()> {
+        let index = attribute(NbdAttribute::Index, number)?;
+        send(NbdCommand::Disconnect, vec![index])?;
+        Ok(())
+    };
+    attempt().map_err(|error| failed(format!("cannot disconnect /dev/nbd{number}"), error))
+}
+
+/// Whether the device is in use for the volume of this identity.
+///
+/// # Errors
+/// That it is in use for something else.
+pub(super) fn belongs_to(number: u32, identity: &str) -> Result<bool, FrontendError> {
+    let device = PathBuf::from(format!("/sys/block/nbd{number}"));
+    if !device.join("pid").exists() {
+        return Ok(false);
+    }
+    let found = std::fs::read_to_string(device.join("backend")).unwrap_or_default();
+    if found.trim_end() == identity {
+        return Ok(true);
+    }
+    Err(FrontendError::Foreign(format!(
+        "/dev/nbd{number} belongs to something else; choose another number, or none"
+    )))
+}
+
+fn set_queue(number: u32, name: &str, value: u32) -> Result<(), FrontendError> {
+    let path = format!("/sys/block/nbd{number}/queue/{name}");
+    match std::fs::write(&path, value.to_string()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            warn!("{path} is missing: the device works, but waits longer after a restart");
+            Ok(())
+        }
+        Err(error) => Err(FrontendError::kernel(format!("cannot set {path}"), error)),
+    }
+}

@@ -1,0 +1,476 @@
+// SPDX-License-Identifier: Apache-2.0
+//! NBD: a block device for kernels without ublk, and a socket for tools.
+//!
+//! The kernel's client gets one end of a pair of Unix sockets through netlink
+//! and speaks the transmission phase right away. Other clients connect to a
+//! socket of ours and go through the handshake first. Either way there is one
+//! client at a time.
+//!
+//! When the process dies, the kernel's client waits for a new socket
+//! (`NBD_ATTR_DEAD_CONN_TIMEOUT`), and a successor gives it one
+//! (`NBD_CMD_RECONFIGURE`). What was in flight is sent again when its timer has
+//! run out, see [`kernel`].
+
+mod connection;
+pub mod kernel;
+pub mod protocol;
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use io_uring::{opcode, types};
+use localstor_hydrator_core::{Failure, Operation, Request, Tag};
+use localstor_hydrator_disks::{Event, Memory, Owner, Ring, Span, Token};
+use tracing::{info, warn};
+
+use crate::block::{Arrival, Frontend, FrontendError, Geometry, Outcome, Stage};
+use connection::Connection;
+use protocol::{Command, Export, ReplyError, RequestHead};
+
+/// The longest read or write, in bytes. The protocol wants at least 1 MiB.
+const LONGEST: u32 = 1 << 20;
+
+/// Buffers for the data of requests: how many of which size, in bytes.
+const BUFFERS: [(usize, usize); 2] = [(128, 16 << 10), (12, LONGEST as usize)];
+
+/// Requests in flight.
+const SLOTS: usize = 256;
+
+const RECEIVED: u64 = 0;
+const SENT: u64 = 1;
+const ACCEPTED: u64 = 2;
+
+fn token(detail: u64) -> Token {
+    Token::new(Owner::Frontend, detail)
+}
+
+/// A request between its arrival and the end of its reply.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    head: RequestHead,
+    span: Option<Span>,
+    // Which of BUFFERS the span is from.
+    class: usize,
+    // Its connection is gone; nobody waits for the reply.
+    orphan: bool,
+}
+
+/// Where the requests of all connections are kept.
+struct Slots {
+    slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+    buffers: [Vec<Span>; BUFFERS.len()],
+    // Writes of connections that are gone which are still on their way.
+    orphaned_writes: usize,
+}
+
+impl Slots {
+    fn new(memory: &mut Memory) -> Option<Slots> {
+        let mut buffers = BUFFERS.map(|(count, _)| Vec::with_capacity(count));
+        for (class, (count, size)) in BUFFERS.into_iter().enumerate() {
+            for _ in 0..count {
+                buffers[class].push(memory.take(size)?);
+            }
+        }
+        Some(Slots {
+            slots: vec![None; SLOTS],
+            free: (0..SLOTS as u32).rev().collect(),
+            buffers,
+            orphaned_writes: 0,
+        })
+    }
+
+    /// Room for a request; None until another one has ended.
+    fn take(&mut self, head: RequestHead) -> Option<u32> {
+        let (span, class) = match head.command {
+            Command::Read | Command::Write => {
+                let length = head.length as usize;
+                let class = (0..BUFFERS.len())
+                    .find(|&class| BUFFERS[class].1 >= length && !self.buffers[class].is_empty())?;
+                if self.free.is_empty() {
+                    return None;
+                }
+                let whole = self.buffers[class].pop()?;
+                (Some(whole), class)
+            }
+            _ => (None, 0),
+        };
+        let number = self.free.pop()?;
+        self.slots[number as usize] = Some(Slot {
+            head,
+            span,
+            class,
+            orphan: false,
+        });
+        Some(number)
+    }
+
+    fn get(&self, number: u32) -> Option<&Slot> {
+        self.slots.get(number as usize)?.as_ref()
+    }
+
+    /// The buffer of a request, as long as its data.
+    fn data(&self, number: u32) -> Option<Span> {
+        let slot = self.get(number)?;
+        slot.span?.part(0, slot.head.length as usize)
+    }
+
+    fn give_back(&mut self, number: u32) {
+        let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::take) else {
+            return;
+        };
+        if slot.orphan && slot.head.command != Command::Read {
+            self.orphaned_writes -= 1;
+        }
+        if let Some(span) = slot.span {
+            self.buffers[slot.class].push(span);
+        }
+        self.free.push(number);
+    }
+
+    /// Nobody waits for this one any more.
+    fn orphan(&mut self, number: u32) {
+        if let Some(Some(slot)) = self.slots.get_mut(number as usize) {
+            slot.orphan = true;
+            if slot.head.command != Command::Read {
+                self.orphaned_writes += 1;
+            }
+        }
+    }
+}
+
+/// How clients reach us.
+enum Door {
+    /// The kernel's client, with the number N of its /dev/nbdN.
+    Kernel { number: u32, identity: String },
+    /// A Unix socket.
+    Socket { listener: OwnedFd },
+}
+
+/// An NBD server.
+pub struct Nbd {
+    door: Door,
+    path: PathBuf,
+    geometry: Geometry,
+    slots: Slots,
+    // With the engine, and not orphaned.
+    pending: Vec<u32>,
+    connection: Option<Connection>,
+    // Given to each connection in turn.
+    input: Span,
+    stage: Stage,
+}
+
+impl Nbd {
+    /// The memory that a server needs, in bytes.
+    pub fn memory() -> usize {
+        let buffers: usize = BUFFERS.iter().map(|(count, size)| count * size).sum();
+        buffers + connection::INPUT
+    }
+
+    fn new(
+        door: Door,
+        path: PathBuf,
+        geometry: Geometry,
+        memory: &mut Memory,
+    ) -> Result<Nbd, FrontendError> {
+        let out = || FrontendError::kernel("no memory for NBD", io::ErrorKind::OutOfMemory);
+        Ok(Nbd {
+            door,
+            path,
+            geometry,
+            input: memory.take(connection::INPUT).ok_or_else(out)?,
+            slots: Slots::new(memory).ok_or_else(out)?,
+            pending: Vec::with_capacity(SLOTS),
+            connection: None,
+            stage: Stage::Starting,
+        })
+    }
+
+    /// Makes a device of the kernel's client, or takes over that of a
+    /// predecessor, and serves it.
+    ///
+    /// `number` is the N of /dev/nbdN, any if None; `identity` tells this
+    /// volume's device from others.
+    pub fn kernel(
+        number: Option<u32>,
+        identity: &str,
+        geometry: Geometry,
+        ring: &mut Ring,
+        memory: &mut Memory,
+    ) -> Result<Nbd, FrontendError> {
+        let (ours, theirs) = pair()?;
+        let number = match number {
+            Some(number) if kernel::belongs_to(number, identity)? => {
+                kernel::reconnect(number, identity, &theirs)?;
+                number
+            }
+            _ => kernel::connect(number, identity, &geometry, LONGEST, &theirs)?,
+        };
+        let door = Door::Kernel {
+            number,
+            identity: identity.to_owned(),
+        };
+        let path = PathBuf::from(format!("/dev/nbd{number}"));
+        let mut nbd = Nbd::new(door, path, geometry, memory)?;
+        nbd.connection = Some(Connection::transmitting(ours, nbd.input));
+        nbd.stage = Stage::Ready;
+        nbd.advance(ring, &mut Vec::new())?;
+        info!("{} is ready", nbd.path.display());
+        Ok(nbd)
+    }
+
+    /// Listens on a Unix socket, which must not exist.
+    pub fn listen(
+        path: &Path,
+        geometry: Geometry,
+        ring: &mut Ring,
+        memory: &mut Memory,
+    ) -> Result<Nbd, FrontendError> {
+        let listener = std::os::unix::net::UnixListener::bind(path).map_err(|error| {
+            FrontendError::kernel(format!("cannot listen on {}", path.display()), error)
+        })?;
+        let door = Door::Socket {
+            listener: listener.into(),
+        };
+        let mut nbd = Nbd::new(door, path.to_owned(), geometry, memory)?;
+        nbd.open_door(ring)?;
+        nbd.stage = Stage::Ready;
+        Ok(nbd)
+    }
+
+    /// The number N of /dev/nbdN, if the kernel is the client.
+    pub fn number(&self) -> Option<u32> {
+        match self.door {
+            Door::Kernel { number, .. } => Some(number),
+            Door::Socket { .. } => None,
+        }
+    }
+
+    fn export(&self) -> Export {
+        Export {
+            size: self.geometry.size,
+            logical_block: self.geometry.logical_block,
+            longest: LONGEST,
+        }
+    }
+
+    /// Waits for the next client.
+    fn open_door(&mut self, ring: &mut Ring) -> Result<(), FrontendError> {
+        match &self.door {
+            Door::Socket { listener } => {
+                let entry = opcode::Accept::new(
+                    types::Fd(listener.as_raw_fd()),
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                )
+                .flags(libc::SOCK_CLOEXEC)
+                .build();
+                // SAFETY: no address is asked for.
+                unsafe { ring.push(entry, token(ACCEPTED)) };
+            }
+            Door::Kernel { number, identity } => {
+                if !kernel::belongs_to(*number, identity)? {
+                    info!("{} was disconnected", self.path.display());
+                    self.stage = Stage::Gone;
+                    return Ok(());
+                }
+                warn!(
+                    "{} has lost its connection; it gets another",
+                    self.path.display()
+                );
+                let (ours, theirs) = pair()?;
+                kernel::reconnect(*number, identity, &theirs)?;
+                self.connection = Some(Connection::transmitting(ours, self.input));
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with what the client has sent, as far as there is room.
+    fn advance(
+        &mut self,
+        ring: &mut Ring,
+        arrivals: &mut Vec<Arrival>,
+    ) -> Result<(), FrontendError> {
+        let Some(connection) = &mut self.connection else {
+            return Ok(());
+        };
+        // What the guest sends again must not be overtaken by its first copy.
+        if self.slots.orphaned_writes == 0 {
+            while let Some(number) = connection.next(&mut self.slots) {
+                let Some(slot) = self.slots.get(number) else {
+                    continue;
+                };
+                match translate(&self.geometry, number, slot) {
+                    Ok(request) => {
+                        self.pending.push(number);
+                        let span = self.slots.data(number);
+                        arrivals.push(Arrival { request, span });
+                    }
+                    Err(error) => connection.reply(&self.slots, number, error),
+                }
+            }
+            connection.receive(ring);
+        }
+        connection.send(ring);
+        if connection.is_over(self.pending.is_empty()) {
+            connection.release(&mut self.slots);
+            self.connection = None;
+            if self.stage == Stage::Stopping {
+                self.stage = Stage::Gone;
+            } else {
+                self.open_door(ring)?;
+                return self.advance(ring, arrivals);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody waits for what is with the engine.
+    fn lose(&mut self) {
+        for number in self.pending.drain(..) {
+            self.slots.orphan(number);
+        }
+        if let Some(connection) = &mut self.connection {
+            connection.abandon(&mut self.slots);
+        }
+    }
+}
+
+/// A request as the engine wants it, or why it is refused.
+fn translate(geometry: &Geometry, number: u32, slot: &Slot) -> Result<Request, ReplyError> {
+    let RequestHead {
+        command,
+        fua,
+        offset,
+        length,
+        ..
+    } = slot.head;
+    let operation = match command {
+        Command::Read => Operation::Read,
+        Command::Write => Operation::Write { fua },
+        Command::Flush => Operation::Flush,
+        Command::Trim => Operation::Discard,
+        Command::WriteZeroes => Operation::WriteZeroes { fua },
+        Command::Disconnect | Command::Other(_) => return Err(ReplyError::NotSupported),
+    };
+    let (offset, length) = match operation {
+        Operation::Flush => (0, 0),
+        _ => (offset, u64::from(length)),
+    };
+    if operation != Operation::Flush && !geometry.holds(offset, length) {
+        return Err(ReplyError::Invalid);
+    }
+    Ok(Request {
+        tag: Tag(number),
+        operation,
+        offset,
+        length,
+    })
+}
+
+fn refusal(failure: Failure) -> ReplyError {
+    match failure {
+        Failure::NoSpace => ReplyError::NoSpace,
+        Failure::Invalid => ReplyError::Invalid,
+        Failure::NotOpen => ReplyError::Shutdown,
+        Failure::Io | Failure::Unreachable | Failure::BadSector => ReplyError::Io,
+    }
+}
+
+fn pair() -> Result<(OwnedFd, OwnedFd), FrontendError> {
+    rustix::net::socketpair(
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::STREAM,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(|error| FrontendError::kernel("cannot make a pair of sockets", error))
+}
+
+impl Frontend for Nbd {
+    fn on_event(
+        &mut self,
+        ring: &mut Ring,
+        event: Event,
+        arrivals: &mut Vec<Arrival>,
+    ) -> Result<(), FrontendError> {
+        match event.token.detail() {
+            ACCEPTED => match connection::accepted(event.result) {
+                Ok(socket) => {
+                    let export = self.export();
+                    self.connection = Some(Connection::greeting(socket, self.input, export));
+                }
+                Err(_) if self.stage == Stage::Stopping => self.stage = Stage::Gone,
+                Err(error) => {
+                    warn!("{}: cannot accept a client: {error}", self.path.display());
+                    self.open_door(ring)?;
+                }
+            },
+            RECEIVED | SENT => {
+                if let Some(connection) = &mut self.connection {
+                    let alive = match event.token.detail() {
+                        RECEIVED => connection.received(event.result),
+                        _ => connection.sent(event.result, &mut self.slots),
+                    };
+                    if !alive {
+                        self.lose();
+                    }
+                }
+            }
+            _ => {}
+        }
+        self.advance(ring, arrivals)
+    }
+
+    fn complete(
+        &mut self,
+        ring: &mut Ring,
+        tag: Tag,
+        outcome: Outcome,
+        arrivals: &mut Vec<Arrival>,
+    ) {
+        let number = tag.0;
+        match self.slots.get(number) {
+            Some(slot) if !slot.orphan => {
+                self.pending.retain(|&other| other != number);
+                if let Some(connection) = &mut self.connection {
+                    let error = outcome.map_or_else(refusal, |()| ReplyError::None);
+                    connection.reply(&self.slots, number, error);
+                }
+            }
+            _ => self.slots.give_back(number),
+        }
+        if let Err(error) = self.advance(ring, arrivals) {
+            warn!("{}: {error}", self.path.display());
+        }
+    }
+
+    fn stop(&mut self, ring: &mut Ring) -> Result<(), FrontendError> {
+        self.stage = Stage::Stopping;
+        match &self.door {
+            Door::Kernel { number, .. } => kernel::disconnect(*number)?,
+            Door::Socket { listener } => {
+                // Its path is no door any more; who waits at it is sent away.
+                let _ = std::fs::remove_file(&self.path);
+                let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Both);
+            }
+        }
+        if let Some(connection) = &mut self.connection {
+            connection.close();
+        } else if self.number().is_some() {
+            self.stage = Stage::Gone;
+        }
+        self.advance(ring, &mut Vec::new())
+    }
+
+    fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    fn device(&self) -> &Path {
+        &self.path
+    }
+}
