@@ -61,7 +61,10 @@ class _TgtOfMove(tgt.TgtAdm):
 
     See targets.conf(5): `readonly` refuses writes, `initiator-address` admits
     the destination only (with a name alone tgt-admin admits everybody),
-    `bsoflags direct` reads past the page cache.
+    `bsoflags direct` reads past the page cache, `allow-in-use` is for a guest
+    that migrates live: without it tgt-admin, where lsof is installed, leaves
+    out a device that somebody has open, and Cinder adds it without any of
+    these options.
     """
 
     def __init__(self, configuration: Any, export: interface.Export) -> None:
@@ -71,6 +74,7 @@ class _TgtOfMove(tgt.TgtAdm):
     <backing-store %(path)s>
         bsoflags direct
         readonly 1
+        allow-in-use yes
         scsi_sn ''' + export.serial + '''
         scsi_id ''' + export.serial + '''
     </backing-store>

@@ -135,7 +135,8 @@ class TgtTest(TargetTestCase):
             'name': self.export.iqn, 'path': '/dev/mapper/v-handle',
             'driver': 'iscsi', 'chap_auth': 'incominguser u p'}
         lines = [line.strip() for line in text.splitlines()]
-        for line in ('bsoflags direct', 'readonly 1', 'scsi_sn ' + MOVE,
+        for line in ('bsoflags direct', 'readonly 1', 'allow-in-use yes',
+                     'scsi_sn ' + MOVE,
                      'initiator-name ' + INITIATOR,
                      'initiator-address 192.0.2.2', 'incominguser u p',
                      '<backing-store /dev/mapper/v-handle>'):
