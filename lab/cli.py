@@ -5,6 +5,7 @@ import argparse
 import collections
 import logging
 import os
+import secrets
 import shlex
 import shutil
 import sys
@@ -19,6 +20,7 @@ from cliff import command
 from cliff import commandmanager
 from cliff import lister
 
+from lab import chaos
 from lab import cloud
 from lab import control_plane
 from lab import errors
@@ -415,11 +417,68 @@ class Restart(_LabCommand):
         return 0
 
 
+class Chaos(_LabCommand):
+    """Play users on three nodes while services, nodes and networks fail.
+
+    Users create, attach, move, live-migrate, extend, detach and delete
+    volumes, with guests that write stamps on them. Meanwhile cinder-volume,
+    tgtd and iscsid are killed, nodes lose their power and networks are cut.
+    At the end everything is mended: every stamp must be there, every move
+    must end, and nothing may be left on any node.
+
+    The same seed makes the same decisions, as far as the cloud's answers
+    allow. What happened when is in .lab/<name>/chaos.log. A lab that is not
+    running is started before and taken down after.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--minutes', type=float, default=5, metavar='N',
+                            help='how long to go on breaking things '
+                                 '(default: 5)')
+        parser.add_argument('--seed', type=int, metavar='S',
+                            help='what the decisions come from (default: '
+                                 'one by chance, which is printed)')
+        parser.add_argument('--users', type=int, default=4, metavar='N',
+                            help='how many users play (default: 4)')
+        parser.add_argument('--nodes', type=int, default=3, metavar='N',
+                            help='how many nodes to start (default: 3)')
+        parser.add_argument('--keep', action='store_true',
+                            help='leave the lab up, to look at')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Play."""
+        seed = parsed_args.seed
+        if seed is None:
+            seed = secrets.randbelow(1 << 31)
+        out = self.app.stdout
+        out.write(f'Seed {seed}.\n')
+        with progress.shown(out) as report:
+            fresh = self.cloud.up(parsed_args.nodes, report,
+                                  environment=chaos.ENVIRONMENT)
+        try:
+            journal = chaos.run(self.cloud, chaos.Plan(
+                minutes=parsed_args.minutes, seed=seed,
+                players=parsed_args.users), out)
+        finally:
+            if fresh and not parsed_args.keep:
+                self.cloud.down()
+        out.write(f'{chaos.summary(journal)}.\nLog: {journal.path}\n')
+        if not journal.failures:
+            out.write('Every stamp is there, and nothing is left.\n')
+            return 0
+        for failure in journal.failures:
+            out.write(f'Failed (seed {seed}): {failure}\n')
+        return 1
+
+
 _COMMANDS: dict[str, Any] = {
     'up': Up, 'down': Down, 'status': Status, 'exec': Exec,
     'console': Console, 'kill': Kill, 'start': Start, 'cut': Cut,
     'heal': Heal, 'logs': Logs, 'env': Env, 'service': Service,
-    'restart': Restart,
+    'restart': Restart, 'chaos': Chaos,
 }
 
 

@@ -129,15 +129,17 @@ class Cloud:
     def up(self, nodes: int = 2, progress: plan.Progress | None = None, *,
            driver: str | None = None, options: services.Options | None = None,
            disk_size: int = 8 * sizes.GIB, memory: str = '1G',
+           environment: Mapping[str, Mapping[str, str]] | None = None,
            kernel: str = 'stock', bare: bool = False,
            keep: bool = False) -> bool:
         """Bring everything up; False if it was up already.
 
         ``driver`` is the volume driver of all backends, ``options`` are
-        further sections of every node's cinder.conf. ``kernel`` is what the
-        nodes run, ``stock`` or ``own``. A ``bare`` lab is its nodes alone,
-        without any service. With ``keep`` a lab that did not come up is left
-        as it is, to look at.
+        further sections of every node's cinder.conf, ``environment`` is what
+        the services of a node find in theirs, by its name. ``kernel`` is what
+        the nodes run, ``stock`` or ``own``. A ``bare`` lab is its nodes
+        alone, without any service. With ``keep`` a lab that did not come up
+        is left as it is, to look at.
         """
         if not 0 <= nodes <= layout.MAX_NODES:
             raise errors.LabError(
@@ -162,7 +164,7 @@ class Cloud:
             shutil.rmtree(self.layout.directory, ignore_errors=True)
             steps = plan.Plan(progress)
             try:
-                self._bring_up(settings, steps)
+                self._bring_up(settings, steps, environment or {})
             except BaseException:
                 if keep:
                     raise
@@ -397,11 +399,15 @@ class Cloud:
                 f'The lab needs programs this machine lacks: "apt-get '
                 f'install {" ".join(sorted(missing))}".')
 
-    def _bring_up(self, settings: dict[str, Any], steps: plan.Plan) -> None:
+    def _bring_up(self, settings: dict[str, Any], steps: plan.Plan,
+                  environment: Mapping[str, Mapping[str, str]]) -> None:
         self.layout.directory.mkdir(parents=True)
         self.layout.runtime.mkdir(parents=True, exist_ok=True)
         self._save_settings(settings)
         nodes = [self._node(name, settings) for name in settings['nodes']]
+        for node in nodes:
+            if node.name in environment:
+                node.configure(environment=environment[node.name])
         steps.add('network', self.network.create)
         if settings['bare']:
             for node in nodes:
@@ -537,7 +543,7 @@ class Cloud:
         shutil.rmtree(self.layout.runtime, ignore_errors=True)
         if self.layout.directory.exists():
             for path in self.layout.directory.iterdir():
-                if path == self.layout.logs:
+                if path == self.layout.logs or path.suffix == '.log':
                     continue
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)

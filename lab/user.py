@@ -56,14 +56,34 @@ class User:
             switching the other nodes' backends off for a moment
         """
         for _attempt in range(10):
-            created = self._api.post('/volumes', json={'volume': {
-                'size': size, 'volume_type': volume_type,
-                'name': 'of-a-user'}}).json()['volume']['id']
+            created = self.request_volume('of-a-user', size, volume_type)
             self.wait_for_status(created, 'available')
             if node is None or self.host(created) == node:
                 return created
             self.delete_volume(created)
         raise VolumeError('no volume came to be on %s' % node)
+
+    def request_volume(self, name: str, size: int, volume_type: str) -> str:
+        """Ask for a volume of `size` GiB and don't wait; its id."""
+        return self._api.post('/volumes', json={'volume': {
+            'size': size, 'volume_type': volume_type, 'name': name,
+        }}).json()['volume']['id']
+
+    def request_deletion(self, volume_id: str) -> None:
+        """Ask for the end of a volume and don't wait."""
+        self._api.delete('/volumes/' + volume_id)
+
+    def find(self, volume_id: str) -> dict[str, Any] | None:
+        """The volume as :meth:`show` has it; None if there is none."""
+        try:
+            return self.show(volume_id)
+        except exceptions.NotFound:
+            return None
+
+    def status(self, volume_id: str) -> str | None:
+        """Status of a volume; None if there is none."""
+        volume = self.find(volume_id)
+        return volume and volume['status']
 
     def show(self, volume_id: str) -> dict[str, Any]:
         """The volume as the API shows it to an administrator."""
@@ -95,19 +115,16 @@ class User:
     def delete_volume(self, volume_id: str, timeout: float = PATIENCE
                       ) -> None:
         """Delete a volume and wait until it is gone."""
-        self._api.delete('/volumes/' + volume_id)
+        self.request_deletion(volume_id)
 
         @tenacity.retry(wait=tenacity.wait_fixed(0.2),
                         stop=tenacity.stop_after_delay(timeout),
                         retry=tenacity.retry_if_result(bool), reraise=True)
         def is_there() -> bool:
-            try:
-                found = self.show(volume_id)['status']
-            except exceptions.NotFound:
-                return False
-            if 'error' in found:
+            found = self.status(volume_id)
+            if found is not None and 'error' in found:
                 raise VolumeError('volume %s is %s' % (volume_id, found))
-            return True
+            return found is not None
         is_there()
 
     def connector(self, node: nodes.Node) -> dict[str, Any]:
@@ -137,11 +154,15 @@ class User:
         except exceptions.HttpError:
             self.detach(attachment)
             raise
-        self._api.post('/attachments/%s/action' % attachment.id,
-                       json={'os-complete': {}})
+        self.complete(attachment)
         return dataclasses.replace(
             attachment, node=node,
             connection=answer['attachment']['connection_info'])
+
+    def complete(self, attachment: Attachment) -> None:
+        """Say that the instance has got the volume."""
+        self._api.post('/attachments/%s/action' % attachment.id,
+                       json={'os-complete': {}})
 
     def attach_second(self, attachment: Attachment, node: nodes.Node
                       ) -> Attachment:
@@ -165,4 +186,30 @@ class User:
 
     def detach(self, attachment: Attachment) -> None:
         """Remove an attachment."""
-        self._api.delete('/attachments/' + attachment.id)
+        self.remove_attachment(attachment.id)
+
+    def remove_attachment(self, attachment_id: str) -> None:
+        """Remove an attachment of which only the id is known."""
+        self._api.delete('/attachments/' + attachment_id)
+
+    def force_detach(self, attachment: Attachment) -> None:
+        """Remove an attachment whose host is lost: without a connector."""
+        self._api.post('/volumes/%s/action' % attachment.volume_id, json={
+            'os-force_detach': {'attachment_id': attachment.id,
+                                'connector': None}})
+
+    def attachments(self, volume_id: str) -> list[str]:
+        """Ids of all attachments of a volume."""
+        return [row['id'] for row in self._api.get(
+            '/attachments/detail?all_tenants=1&volume_id=' + volume_id
+        ).json()['attachments'] if row['volume_id'] == volume_id]
+
+    def extend(self, volume_id: str, size: int) -> None:
+        """Ask for a volume to grow to `size` GiB; does not wait."""
+        self._api.post('/volumes/%s/action' % volume_id,
+                       json={'os-extend': {'new_size': size}})
+
+    def reset(self, volume_id: str, status: str) -> None:
+        """Set a volume's status, as an administrator does by hand."""
+        self._api.post('/volumes/%s/action' % volume_id, json={
+            'os-reset_status': {'status': status}})

@@ -11,8 +11,8 @@ import time
 
 import testtools
 
-from cinder_localstor.node import targets
 from lab import cloud as clouds
+from lab import leftovers
 from lab import user as users
 
 # Seconds
@@ -51,19 +51,7 @@ class LabTestCase(testtools.TestCase):
 
     def everything(self):
         """Names of all that a move or a volume can leave, node by node."""
-        found = {}
-        for node in self.nodes:
-            found[node.name] = sorted(
-                self.lines(node, 'lvs', '--noheadings', '-o', 'lv_full_name')
-                + self.mapped(node)
-                + self.sessions(node) + self.exports(node))
-        found['rows'] = sorted(row['id'] for row in self.user.volumes())
-        return found
-
-    def mapped(self, node):
-        """Device-mapper nodes, but for the pool's, which LVM makes lazily."""
-        return [name for name in self.lines(node, 'dmsetup', 'ls')
-                if 'thin--pool' not in name]
+        return leftovers.everything(self.cloud)
 
     def lines(self, node, *argv):
         out = node.run(list(argv), check=False).stdout
@@ -75,17 +63,13 @@ class LabTestCase(testtools.TestCase):
                         'targetname 2>/dev/null'], check=False).stdout
         return out.split()
 
-    def exports(self, node):
-        out = node.run(['sh', '-c', 'tgtadm --lld iscsi --op show --mode '
-                        'target | grep ^Target; ls ' + targets.CONFIGFS
-                        + ' 2>/dev/null | grep ^iqn'], check=False).stdout
-        return out.splitlines()
-
     def assert_nothing_left(self, before):
         end = time.monotonic() + PATIENCE
-        while self.everything() != before and time.monotonic() < end:
+        left = leftovers.difference(before, self.everything())
+        while left and time.monotonic() < end:
             time.sleep(1)
-        self.assertEqual(before, self.everything())
+            left = leftovers.difference(before, self.everything())
+        self.assertEqual({}, left)
 
     def clean_up(self):
         for attachment in self.attachments:

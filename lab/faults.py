@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults: what breaks in a lab, and how it is mended."""
+
+import dataclasses
+import random
+import threading
+from typing import Callable
+
+from lab import cloud as clouds
+from lab import errors
+from lab import journal as journals
+from lab import node as nodes
+
+WHO = 'faults'
+# Seconds
+REST = (8, 30)
+# Long enough for what goes wrong then to be nobody's fault but the driver's
+CALM = (150, 240)
+CALMS = 0.08
+OVERLAP = 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One thing that breaks.
+
+    :ivar subject: what no other fault may break at the same time
+    :ivar hold: for how long, from and to, in seconds
+    """
+
+    name: str
+    subject: str
+    hold: tuple[float, float]
+    begin: Callable[[], None]
+    end: Callable[[], None]
+
+
+class Faults:
+    """Breaks things, by a seed, until told to stop; then mends everything."""
+
+    def __init__(self, cloud: clouds.Cloud, journal: journals.Journal,
+                 seed: int) -> None:
+        self._cloud = cloud
+        self._journal = journal
+        self._random = random.Random('%d faults' % seed)
+        self._nodes = cloud.nodes
+        self._owed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until everything is mended that was broken."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._journal.over.wait(self._rest()):
+                self._strike()
+            if not self._journal.failures:
+                self.heal()
+        except Exception as error:
+            self._journal.fail('The lab could not be mended: %s' % error)
+
+    def _rest(self) -> float:
+        calm = self._random.random() < CALMS
+        return self._random.uniform(*(CALM if calm else REST))
+
+    def _strike(self) -> None:
+        """One fault, or two that overlap."""
+        first, second = self._choose(), self._choose()
+        overlap = self._random.random() < OVERLAP
+        holds = [self._random.uniform(*fault.hold)
+                 for fault in (first, second)]
+        with self._journal.fault(first.name):
+            self._begin(first)
+            if overlap and second.subject != first.subject:
+                self._journal.over.wait(holds[0] / 2)
+                with self._journal.fault(second.name):
+                    self._begin(second)
+                    self._journal.over.wait(holds[0] / 2)
+                    self._end(first)
+                    self._journal.over.wait(holds[1])
+                    self._end(second)
+            else:
+                self._journal.over.wait(holds[0])
+                self._end(first)
+        if self._owed and not self._journal.failures:
+            self.heal()
+
+    def _begin(self, fault: Fault) -> None:
+        self._journal.note(WHO, fault.name)
+        fault.begin()
+
+    def _end(self, fault: Fault) -> None:
+        if self._journal.failures:
+            return  # to be looked at as it is
+        try:
+            fault.end()
+            self._journal.note(WHO, fault.name + ': mended')
+        except errors.LabError as error:
+            # Another fault may keep it from starting.
+            self._owed = True
+            self._journal.note(WHO, '%s: not mended yet: %s' % (
+                fault.name, str(error).splitlines()[0]))
+
+    def heal(self) -> None:
+        """Bring back all that is away."""
+        with self._journal.fault('healing'):
+            self._cloud.heal()
+            for node in self._nodes:
+                if not node.powered:
+                    node.start()
+                    continue
+                for name, state in node.service_states().items():
+                    if state['state'] != 'running':
+                        node.service(name).start()
+        self._owed = False
+        self._journal.note(WHO, 'all is mended')
+
+    # What there is
+
+    def _choose(self) -> Fault:
+        kinds: list[tuple[int, Callable[[], Fault]]] = [
+            (5, lambda: self._service('cinder-volume', (0, 15))),
+            (2, self._orderly_restart),
+            (3, lambda: self._service('tgtd', (0, 20))),
+            (3, lambda: self._service('iscsid', (0, 20))),
+            (4, self._power_cut),
+            (4, self._cut_nodes),
+            (2, lambda: self._cut_off('rabbitmq')),
+            (2, lambda: self._cut_off('database')),
+            (1, self._cut_control),
+        ]
+        make = self._random.choices([make for _weight, make in kinds],
+                                    [weight for weight, _make in kinds])[0]
+        return make()
+
+    def _node(self) -> nodes.Node:
+        return self._random.choice(self._nodes)
+
+    def _service(self, name: str, hold: tuple[float, float]) -> Fault:
+        node = self._node()
+        service = node.service(name)
+        return Fault(f'{name} on {node.name} killed', node.name, hold,
+                     service.kill, service.start)
+
+    def _orderly_restart(self) -> Fault:
+        node = self._node()
+        service = node.service('cinder-volume')
+        return Fault(f'cinder-volume on {node.name} restarted', node.name,
+                     (0, 1), service.stop, service.start)
+
+    def _power_cut(self) -> Fault:
+        node = self._node()
+        return Fault(f'power of {node.name} cut', node.name, (0, 45),
+                     node.kill, node.start)
+
+    def _cut_nodes(self) -> Fault:
+        first, second = self._random.sample(self._nodes, 2)
+        # Some of them longer than iSCSI's timeouts
+        return self._cut(first.name, second.name,
+                         self._random.choice(((5, 60), (5, 60), (125, 180))))
+
+    def _cut_off(self, place: str) -> Fault:
+        return self._cut(self._node().name, place, (5, 45))
+
+    def _cut_control(self) -> Fault:
+        return self._cut('control', self._random.choice(
+            ('rabbitmq', 'database')), (5, 20))
+
+    def _cut(self, first: str, second: str, hold: tuple[float, float]
+             ) -> Fault:
+        # All cuts are healed at once, so there is one at a time.
+        return Fault(f'network cut between {first} and {second}', 'network',
+                     hold, lambda: self._cloud.cut(first, second),
+                     self._cloud.heal)

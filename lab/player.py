@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user in a chaos run: decides by a seed, acts, and goes on after failures.
+
+He has one volume at a time, and one guest at most writes it: a guest has ended
+before the volume is used on another node.  What he can't undo at once, because
+the cloud does not answer, he undoes later, as an administrator would.
+"""
+
+import contextlib
+import random
+import time
+import traceback
+from typing import Iterator
+import uuid
+
+from keystoneauth1 import exceptions
+
+from lab import cloud as clouds
+from lab import errors
+from lab import guest as guests
+from lab import journal as journals
+from lab import ledger as ledgers
+from lab import node as nodes
+from lab import sizes
+from lab import user as users
+
+# Seconds
+PATIENCE = 240
+PAUSE = (1, 8)
+POLL = 1
+# GiB
+LARGEST = 3
+
+# What the cloud may refuse with a sentence, and be right.
+REFUSALS = ('still arriving', 'is being extended')
+# What is refused while the volume moves; the API hides the driver's sentence
+# behind its own.
+REFUSED_IN_MOTION = ('attach', 'move', 'live-migrate', 'extend')
+
+
+class Stuck(Exception):
+    """Something does not become what it should, and nothing excuses it."""
+
+
+class Player:
+    """One user with his volume, his instance and his decisions."""
+
+    def __init__(self, name: str, cloud: clouds.Cloud, seed: int,
+                 volume_type: str, journal: journals.Journal,
+                 rate: float) -> None:
+        self.name = name
+        self._cloud = cloud
+        self._user = users.User(cloud)
+        self._nodes = cloud.nodes
+        self._random = random.Random('%d %s' % (seed, name))
+        self._type = volume_type
+        self._journal = journal
+        self._rate = rate
+        self._instance = str(uuid.uuid4())
+        self.volume = ''
+        self._size = 0
+        self._count = 0
+        self._ledger: ledgers.Ledger
+        self._attachment: users.Attachment | None = None
+        # The other one of a live migration that is under way
+        self._second: users.Attachment | None = None
+        self._guest: guests.Guest | None = None
+        # Whether the cloud may have something of ours that we don't know
+        self._unsure = False
+        self._waits_since = 0.0
+
+    # -- Turns --------------------------------------------------------------
+
+    def play(self) -> None:
+        """Act until the run is over."""
+        with self._caught():
+            while not self._journal.over.wait(
+                    self._random.uniform(*PAUSE)):
+                self._turn()
+
+    def finish(self) -> None:
+        """Wait until all is well, verify, and remove what is there."""
+        with self._caught():
+            self._settle()
+            self._end()
+
+    @contextlib.contextmanager
+    def _caught(self) -> Iterator[None]:
+        try:
+            yield
+        except (Stuck, ledgers.StampError) as error:
+            self._journal.fail('%s: %s' % (self.name, error))
+        except Exception:
+            self._journal.fail('%s, volume %s: %s' % (
+                self.name, self.volume, traceback.format_exc()))
+        finally:
+            self._journal.under_way.pop(self.name, None)
+
+    def _turn(self) -> None:
+        """One decision.
+
+        It takes the same numbers of the generator whatever the cloud has
+        answered, so that the same seed decides the same again.
+        """
+        dice, second = self._random.random(), self._random.random()
+        node = self._random.choice(self._nodes)
+        if self._unsure:
+            self._clear_up()
+        elif not self.volume:
+            self._act('create', self._create)
+        elif self._attachment is None:
+            self._use(dice, node)
+        elif self._guest is None or not self._guest.alive:
+            self._revive(dice)
+        elif dice < 0.20:
+            self._act('detach', self._detach)
+        elif dice < 0.45:
+            self._act('move to ' + node.name, lambda: self._move(node))
+        elif dice < 0.75:
+            self._migrate(node, second)
+        elif dice < 0.85:
+            self._act('extend', self._extend)
+
+    def _use(self, dice: float, node: nodes.Node) -> None:
+        if dice < 0.70:
+            self._act('attach on ' + node.name, lambda: self._attach(node))
+        elif dice < 0.85:
+            self._act('extend', self._extend)
+        else:
+            self._act('delete', self._delete)
+
+    def _revive(self, dice: float) -> None:
+        """After the death of the guest, most likely with its node."""
+        self._guest = None
+        if dice < 0.3:
+            self._act('force detach', self._force_detach)
+        else:
+            self._act('start the guest again', self._start_guest)
+
+    def _act(self, what: str, action) -> bool:
+        """Do something; whether it was done.
+
+        :raises Stuck: it failed and nothing excuses it
+        """
+        self._journal.under_way[self.name] = what
+        start = time.monotonic()
+        self._journal.note(self.name, what + ' ...')
+        try:
+            action()
+        except (exceptions.ClientException, errors.LabError,
+                users.VolumeError) as error:
+            self._failed(what, error, start)
+            return False
+        finally:
+            self._journal.under_way.pop(self.name, None)
+        self._journal.count(what.partition(' ')[0])
+        self._journal.note(self.name, '%s: done (%.1f s)' % (
+            what, time.monotonic() - start))
+        return True
+
+    def _failed(self, what: str, error: Exception, start: float) -> None:
+        self._unsure = True
+        text = ' '.join(str(error).split())
+        if any(words in text for words in REFUSALS):
+            kind = 'refused'
+        elif self._journal.disturbed(start):
+            kind = 'failed under a fault'
+        elif what.split()[0] in REFUSED_IN_MOTION and self._moves():
+            kind = 'refused'
+        else:
+            raise Stuck('%s of volume %s failed without a fault: %s' % (
+                what, self.volume, text))
+        self._journal.count(kind)
+        self._journal.note(self.name, '%s: %s: %s' % (what, kind, text))
+
+    def _moves(self) -> bool:
+        """Whether the volume is moving."""
+        return any(row['name'] == 'move of ' + self.volume
+                   for row in self._user.volumes())
+
+    # -- Actions ------------------------------------------------------------
+
+    def _create(self) -> None:
+        self._count += 1
+        name = '%s-%d' % (self.name, self._count)
+        try:
+            self.volume = self._user.request_volume(name, 1, self._type)
+        except exceptions.ClientException:
+            self.volume = self._find(name)
+            raise
+        self._size = 1
+        self._ledger = ledgers.Ledger(self.volume, self._size * sizes.GIB)
+        self._wait('available')
+
+    def _find(self, name: str) -> str:
+        """Id of a volume whose creation was not answered; '' if none is."""
+        self._size = 1
+        for row in self._user.volumes():
+            if row['name'] == name:
+                self._ledger = ledgers.Ledger(row['id'], sizes.GIB)
+                return row['id']
+        return ''
+
+    def _attach(self, node: nodes.Node) -> None:
+        attachment = self._user.attach(self.volume, node, self._instance)
+        if attachment.connection.get('driver_volume_type') != 'local':
+            raise Stuck('volume %s is not local on %s: %s' % (
+                self.volume, node.name,
+                attachment.connection.get('driver_volume_type')))
+        self._attachment = attachment
+        self._start_guest()
+
+    def _start_guest(self) -> None:
+        attachment = self._attachment
+        assert attachment is not None and attachment.node is not None
+        node = attachment.node
+        if not self._waits_since:
+            self._waits_since = time.monotonic()
+        if node.run(['test', '-b', attachment.device],
+                    check=False).returncode:
+            if (not self._journal.disturbed(self._waits_since)
+                    and time.monotonic() > self._waits_since + PATIENCE):
+                raise Stuck('%s does not come back on %s' % (
+                    attachment.device, node.name))
+            raise users.VolumeError('there is no %s yet' % attachment.device)
+        self._waits_since = 0.0
+        self._guest = guests.Guest(node, attachment.device, self._ledger,
+                                   self._journal, self._rate)
+
+    def _stop_guest(self, timeout: float = 60) -> None:
+        """:raises VolumeError: it hangs in the kernel; nothing may be done
+            with the volume yet
+        """
+        if self._guest is None:
+            return
+        if not self._guest.stop(timeout):
+            raise users.VolumeError('the guest on %s does not stop'
+                                    % self._guest.node.name)
+        self._guest = None
+
+    def _detach(self) -> None:
+        self._stop_guest()
+        attachment, self._attachment = self._attachment, None
+        self._user.detach(attachment)
+
+    def _force_detach(self) -> None:
+        attachment, self._attachment = self._attachment, None
+        self._user.force_detach(attachment)
+
+    def _move(self, node: nodes.Node) -> None:
+        self._detach()
+        self._attach(node)
+
+    def _migrate(self, node: nodes.Node, dice: float) -> None:
+        assert self._attachment is not None
+        if node.name == self._attachment.node.name:
+            return
+        what = 'live-migrate to %s%s' % (
+            node.name, '' if dice < 0.7 else ' and back')
+        self._act(what, lambda: self._live_migrate(node, dice < 0.7))
+
+    def _live_migrate(self, node: nodes.Node, there: bool) -> None:
+        self._second = self._user.attach_second(self._attachment, node)
+        # As a probe of udev would, before the switch-over
+        for how in ('buffered', 'direct'):
+            guests.peek(node, self._second.device, self._ledger, how, 60)
+        if there:
+            self._stop_guest()
+            self._user.complete(self._second)
+            first, self._attachment = self._attachment, self._second
+            self._second = None
+            self._start_guest()
+            self._guest.verified.wait(30)
+        else:
+            first, self._second = self._second, None
+        self._user.detach(first)
+
+    def _extend(self) -> None:
+        if self._size >= LARGEST:
+            return
+        self._user.extend(self.volume, self._size + 1)
+        self._wait('in-use' if self._attachment else 'available')
+        self._grow(self._size + 1)
+
+    def _grow(self, size: int) -> None:
+        self._size = size
+        if self._guest is not None and self._guest.alive:
+            self._guest.grow(size * 256)
+        else:
+            self._ledger.clusters = size * 256
+
+    def _delete(self) -> None:
+        self._user.request_deletion(self.volume)
+        self._wait(None)
+
+    def _wait(self, status: str | None) -> None:
+        """Wait for a status, None: until the volume is gone."""
+        start = time.monotonic()
+        while True:
+            found = self._user.status(self.volume)
+            if found == status:
+                break
+            if found is None or 'error' in found:
+                raise users.VolumeError('volume %s is %s, not %s' % (
+                    self.volume, found, status))
+            if time.monotonic() > start + PATIENCE:
+                raise users.VolumeError('volume %s stays %s' % (
+                    self.volume, found))
+            time.sleep(POLL)
+        if status is None:
+            self.volume = ''
+
+    # -- After a failure ----------------------------------------------------
+
+    def _clear_up(self) -> None:
+        """Find out what there is, and undo what nobody wants."""
+        self._journal.under_way[self.name] = 'clear up'
+        start = time.monotonic()
+        try:
+            self._unsure = not self._is_clear()
+        except (exceptions.ClientException, errors.LabError) as error:
+            self._journal.note(self.name, 'clear up: not yet: %s' % ' '.join(
+                str(error).split()))
+            if not self._journal.disturbed(start):
+                raise Stuck('volume %s can not be cleared up: %s' % (
+                    self.volume, error)) from error
+        finally:
+            self._journal.under_way.pop(self.name, None)
+
+    def _is_clear(self) -> bool:
+        if not self.volume:
+            return True
+        volume = self._user.find(self.volume)
+        if volume is None:
+            self._gone()
+            return True
+        if self._second is not None:
+            # A live migration that was broken off: the guest stays.
+            self._second = None
+        kept = {self._attachment.id} if self._attachment else set()
+        there = set(self._user.attachments(self.volume))
+        for unwanted in there - kept:
+            self._journal.note(self.name, 'removes attachment ' + unwanted)
+            self._user.remove_attachment(unwanted)
+        if kept - there:
+            raise Stuck('attachment %s of volume %s is gone' % (
+                kept, self.volume))
+        return self._is_well(volume)
+
+    def _gone(self) -> None:
+        if self._attachment is not None or self._ledger.acknowledged:
+            self._journal.note(self.name, 'volume is gone')
+        self.volume = ''
+        self._attachment = None
+
+    def _is_well(self, volume: dict) -> bool:
+        """Whether the volume's status is one of rest; mends it if not."""
+        status, size = volume['status'], volume['size']
+        wanted = 'in-use' if self._attachment else 'available'
+        if status == wanted:
+            if size != self._size:
+                self._grow(size)
+            return True
+        self._journal.note(self.name, 'volume %s is %s' % (
+            self.volume, status))
+        if status in ('error', 'error_deleting'):
+            # It never came to be, or its deletion was broken off.
+            self._user.reset(self.volume, 'available')
+            self._act('delete', self._delete)
+            return not self.volume
+        if status in ('error_extending', 'available', 'in-use'):
+            self._journal.count('mended by hand')
+            self._user.reset(self.volume, wanted)
+            return False
+        # On its way somewhere
+        if not self._waits_since:
+            self._waits_since = time.monotonic()
+        if time.monotonic() > self._waits_since + PATIENCE:
+            if not self._journal.disturbed(self._waits_since):
+                raise Stuck('volume %s stays %s' % (self.volume, status))
+            self._journal.count('mended by hand')
+            self._user.reset(self.volume, 'error' if status in (
+                'creating', 'deleting') else wanted)
+            self._waits_since = 0.0
+        return False
+
+    # -- The end ------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Until the volume is well and used by a guest, or not at all."""
+        start = time.monotonic()
+        while self._unsure or self._attachment is not None and (
+                self._guest is None or not self._guest.alive):
+            if time.monotonic() > start + 2 * PATIENCE:
+                raise Stuck('volume %s does not settle' % self.volume)
+            if self._unsure:
+                self._clear_up()
+            else:
+                self._guest = None
+                self._act('start the guest again', self._start_guest)
+            time.sleep(2 * POLL)
+
+    def _end(self) -> None:
+        if not self.volume:
+            return
+        self._arrive()
+        if self._attachment is None:
+            node = self._random.choice(self._nodes)
+            self._must('attach on ' + node.name, lambda: self._attach(node))
+            self._arrive()
+        self._must('verify', self._verify)
+        self._must('detach', self._detach)
+        self._must('delete', self._delete)
+
+    def _arrive(self) -> None:
+        # dm-clone hardly goes on while a guest writes.
+        self._must('stop the guest', lambda: self._stop_guest(PATIENCE))
+        self._journal.under_way[self.name] = 'waits for the move to end'
+        end = time.monotonic() + 3 * PATIENCE
+        while self._moves():
+            if time.monotonic() > end:
+                raise Stuck('the move of volume %s does not end'
+                            % self.volume)
+            time.sleep(2 * POLL)
+
+    def _verify(self) -> None:
+        """A last life, in which all is read once more."""
+        self._start_guest()
+        if not self._guest.verified.wait(PATIENCE):
+            raise Stuck('volume %s can not be read' % self.volume)
+        self._stop_guest(PATIENCE)
+
+    def _must(self, what: str, action) -> None:
+        if not self._act(what, action):
+            raise Stuck('%s of volume %s failed at the end' % (
+                what, self.volume))
