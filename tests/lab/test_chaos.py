@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import os
+import sys
+
+import testtools
+
+from lab import chaos
+from lab import cloud as clouds
+
+
+class ChaosTest(testtools.TestCase):
+    """A short run; ``python -m lab chaos`` makes long ones."""
+
+    SEED = 1
+
+    def test_nothing_is_lost_and_nothing_is_left(self):
+        name = os.environ.get('LOCALSTOR_LAB', 'test') + '-chaos'
+        cloud = clouds.Cloud(name)
+        self.addCleanup(cloud.down)
+        cloud.up(nodes=3, environment=chaos.ENVIRONMENT)
+        journal = chaos.run(cloud, chaos.Plan(minutes=1, seed=self.SEED),
+                            sys.stdout)
+        self.assertEqual([], journal.failures,
+                         'seed %d, log %s' % (self.SEED, journal.path))
+        self.assertGreater(journal.counts['faults'], 0)
+        self.assertGreater(journal.counts['verify'], 0)
