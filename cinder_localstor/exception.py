@@ -110,10 +110,12 @@ class InvalidConnector(exception.InvalidConnectorException):
 
 
 class VolumeIsMoving(exception.InvalidVolume):
-    message = _("Volume %(volume_id)s is still arriving at %(destination)s "
-                "(move %(move_id)s, %(state)s): %(action)s will work when "
-                "the move has ended. Watch it with 'cinder-localstor status "
-                "--watch'.")
+    message = _("Volume %(volume_id)s is on its way to %(destination)s "
+                "(move %(move_id)s, %(state)s) and may yet go back: "
+                "%(action)s will work when it is attached on one node only. "
+                "Watch it with 'cinder-localstor status --watch', and look "
+                "for an attachment that nobody uses with 'cinder "
+                "attachment-list'.")
 
 
 class VolumeConnectedElsewhere(exception.InvalidVolume):
@@ -131,6 +133,21 @@ class MoveChanged(LocalStorException):
     """Somebody else took the move to another state in the meantime."""
 
     message = _("Move %(move_id)s is no longer '%(state)s'.")
+
+
+class StepTooLate(LocalStorException):
+    message = _("Move %(move_id)s is %(state)s and can't do '%(steps)s' any "
+                "more. A late request is refused; nothing is to be done.")
+
+
+class NotWanted(LocalStorException):
+    message = _("Nobody waits for volume %(volume_id)s at %(peer)s any more, "
+                "so it stays on %(host)s. Attach it again.")
+
+
+class VolumeElsewhere(exception.InvalidVolume):
+    message = _("Volume %(volume_id)s lives on %(host)s by now, not on "
+                "%(asked)s, which was asked. Attach it again.")
 
 
 class MetadataMissing(LocalStorException):

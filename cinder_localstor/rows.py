@@ -89,6 +89,12 @@ def generation_of(ctxt: context.RequestContext, volume_id: str) -> int:
     return int(metadata.get(GENERATION, FIRST_GENERATION))
 
 
+def home(ctxt: context.RequestContext, volume_id: str) -> str:
+    """The ``host@backend`` that a user's volume lives on."""
+    volume = db.volume_get(ctxt.elevated(), volume_id)
+    return volume_utils.extract_host(volume.host)
+
+
 def _lives_on(host: str) -> Any:
     """The condition that a row belongs to any pool of ``host@backend``."""
     # Escaped, because '_' is usual in host names and LIKE takes it for any
@@ -144,15 +150,8 @@ def passing_copies(ctxt: context.RequestContext, host: str) -> set[str]:
 def begin(ctxt: context.RequestContext, volume: objects.Volume,
           move: transfer.Transfer, state: str,
           destination: objects.Service, leaving: tuple[str, ...]) -> Move:
-    """Make the shadow row of a move, with all that the move is.
-
-    :raises VolumeIsMoving: the volume has a move already
-    """
+    """Make the shadow row of a move, with all that the move is."""
     ctxt = ctxt.elevated()
-    for other in for_volume(ctxt, volume.id):
-        raise exception.VolumeIsMoving(
-            volume_id=volume.id, move_id=other.move_id, state=other.state,
-            destination=other.transfer.destination_host, action='moving it')
     now = timeutils.utcnow()
     pool = volume_utils.extract_host(volume.host, 'pool')
     # Not by the object: that makes up the id itself.
@@ -234,9 +233,10 @@ def get(ctxt: context.RequestContext, move_id: str) -> Move | None:
 
 
 def for_volume(ctxt: context.RequestContext, volume_id: str) -> list[Move]:
-    """The running moves of a user's volume."""
-    return _moves(ctxt,
-                  models.Volume.migration_status == 'target:' + volume_id)
+    """The running moves of a user's volume, in the order of its travels."""
+    return sorted(
+        _moves(ctxt, models.Volume.migration_status == 'target:' + volume_id),
+        key=lambda move: move.transfer.generation)
 
 
 def for_host(ctxt: context.RequestContext, host: str) -> list[Move]:

@@ -112,11 +112,22 @@ class Destination:
             move, self._node.device_mapper.path(self._source_node(move)))
 
     def build_handle(self, move: transfer.Transfer) -> None:
-        """Let the handle lie on the engine's node."""
-        self._handles.rest_on(
-            move.destination_name,
+        """Make the handle over the engine's node."""
+        self._handles.lay_on_engine(move.destination_name, move.size,
+                                    self._beneath(move))
+
+    def restore_handle(self, move: transfer.Transfer) -> None:
+        """Make the handle again of a volume that is in use already.
+
+        It may have been extended, or moved on, since it came here.
+        """
+        self._handles.lay(move.destination_name, self._beneath(move))
+
+    def _beneath(self, move: transfer.Transfer) -> handles.Beneath:
+        return handles.Beneath(
             self._node.device_mapper.path(
-                self._engine.node_name(move.destination_name)), move.size)
+                self._engine.node_name(move.destination_name)),
+            move.size // interface.SECTOR)
 
     def start_hydration(self, move: transfer.Transfer) -> None:
         """Begin to copy in the background.
@@ -142,15 +153,13 @@ class Destination:
         """
         handle = devices.get(handles.handle_name(move.destination_name))
         node_name = self._engine.node_name(move.destination_name)
-        if handle is None or handle.under != (node_name,):
+        if handle is None or handle.under[:1] != (node_name,):
             return engine.Progress(engine.Hydration.MISSING)
         return self._engine.progress(move, devices)
 
     def stand_alone(self, move: transfer.Transfer) -> None:
         """Let the handle lie on the logical volume; all has arrived."""
-        self._handles.rest_on(
-            move.destination_name,
-            self._node.volumes.path(move.destination_name), move.size)
+        self._handles.lay(move.destination_name)
 
     def remove_engine(self, move: transfer.Transfer) -> None:
         """Remove the engine's node and the source node under it."""

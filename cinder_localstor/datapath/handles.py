@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handles, and the volumes that stand still."""
 
+from contextlib import AbstractContextManager
 import dataclasses
 
+from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
 from cinder_localstor.datapath import transfer
@@ -12,6 +14,8 @@ from cinder_localstor.node import interface
 LOG = logging.getLogger(__name__)
 
 SUFFIX = '-handle'
+# The tag of a copy that the volume has moved on from
+SEALED = 'superseded'
 
 
 def handle_name(copy: str) -> str:
@@ -21,16 +25,36 @@ def handle_name(copy: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """A copy that stands on this node, as the database knows it."""
+    """A copy that stands on this node, as the database knows it.
+
+    :ivar newest: the generation that the volume may have moved on to; 0 when
+        this copy is the newest
+    """
 
     name: str
     volume_id: str
     generation: int
-    read_only: bool = False
+    newest: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Beneath:
+    """The engine's device that the first `sectors` of a handle lie on."""
+
+    device: str
+    sectors: int
 
 
 class Handles:
-    """The handles of one node and the logical volumes under them."""
+    """The handles of one node and the logical volumes under them.
+
+    A handle lies on its logical volume.  While the volume moves its beginning
+    lies on an engine's device instead, and what the volume was extended by
+    since, which no engine knows of, on the logical volume still (hazard H12).
+
+    A copy that the volume has moved on from is read-only.  Its LVM tag says
+    so, because the tag outlives a power cut.
+    """
 
     def __init__(self, node: interface.Node) -> None:
         self._node = node
@@ -44,12 +68,10 @@ class Handles:
 
         :raises NotEnoughSpace: the volume group is too full
         """
-        self._node.volumes.create(
-            standing.name, size,
-            transfer.tags(volume=standing.volume_id,
-                          generation=standing.generation))
-        self.rest_on(standing.name, self._node.volumes.path(standing.name),
-                     size)
+        tags = transfer.tags(volume=standing.volume_id,
+                             generation=standing.generation)
+        self._node.volumes.create(standing.name, size, tags)
+        self._lay(interface.LogicalVolume(standing.name, size, tags))
 
     def delete(self, name: str) -> None:
         """Remove a handle and its logical volume, wiped.
@@ -62,33 +84,98 @@ class Handles:
 
     def check_unused(self, name: str) -> None:
         """:raises VolumeInUse: somebody has the handle open"""
-        handle = handle_name(name)
-        device = self._node.device_mapper.devices().get(handle)
-        if device is not None and device.open_count:
+        if self.open_count(name):
             raise exception.VolumeInUse(
-                volume_name=name, host='this node',
-                device=self._node.device_mapper.path(handle))
+                volume_name=name, host='this node', device=self.path(name))
+
+    def open_count(self, name: str) -> int:
+        """How often a handle is open; 0 when there is none."""
+        device = self._node.device_mapper.devices().get(handle_name(name))
+        return device.open_count if device else 0
 
     def extend(self, name: str, size: int) -> None:
-        """Grow a standing volume to `size` bytes.
+        """Grow a volume to `size` bytes, whether it moves or not.
 
         :raises NotEnoughSpace: the volume group is too full
         """
         self._node.volumes.extend(name, size)
-        self.rest_on(name, self._node.volumes.path(name), size)
+        with self._lock(name):
+            handle = self._node.device_mapper.devices().get(
+                handle_name(name))
+            if handle is not None:
+                self._lay(self._volume(name), self._beneath(name, handle))
 
-    def rest_on(self, copy: str, device: str, size: int,
-                read_only: bool = False) -> None:
-        """Let a handle of `size` bytes lie on a device, whatever it lay on.
+    def _beneath(self, name: str, handle: interface.Device
+                 ) -> Beneath | None:
+        """The engine that a handle lies on at present, if any."""
+        if handle.under[0] == self._node.volumes.mapped_name(name):
+            return None
+        return Beneath(self._node.device_mapper.path(handle.under[0]),
+                       handle.status[0].length)
+
+    def lay_on_engine(self, copy: str, size: int, beneath: Beneath) -> None:
+        """Make the first handle of a copy of `size` bytes."""
+        with self._lock(copy):
+            self._lay(interface.LogicalVolume(copy, size), beneath)
+
+    def lay(self, copy: str, beneath: Beneath | None = None) -> None:
+        """Let a handle lie on its logical volume, and on an engine if one
+        is given, whatever it lay on.
         """
-        name = handle_name(copy)
+        with self._lock(copy):
+            self._lay(self._volume(copy), beneath)
+
+    def seal(self, copy: str, generation: int) -> None:
+        """Let nobody write a copy any more.
+
+        :param generation: what the volume has moved on as
+        """
+        with self._lock(copy):
+            # First: a power cut in between must not let the copy be written.
+            self._node.volumes.retag(
+                copy, add=transfer.tags(superseded=generation),
+                remove=frozenset())
+            self._node.device_mapper.flush(self.path(copy))
+            self._node.device_mapper.make_read_only(handle_name(copy))
+
+    @staticmethod
+    def _lock(copy: str) -> AbstractContextManager:
+        return lockutils.lock('localstor-handle-' + copy)
+
+    def _volume(self, name: str) -> interface.LogicalVolume:
+        try:
+            return self._node.volumes.logical_volumes()[name]
+        except KeyError as error:
+            raise self._missing(name) from error
+
+    def _missing(self, name: str) -> Exception:
+        return exception.LogicalVolumeMissing(
+            group=self._node.volumes.name, name=name, host='this node')
+
+    def _lay(self, volume: interface.LogicalVolume,
+             beneath: Beneath | None = None) -> None:
+        name = handle_name(volume.name)
         device_mapper = self._node.device_mapper
-        table = [interface.Segment(0, size // interface.SECTOR, 'linear',
-                                   '%s 0' % device)]
+        table = self._table(volume, beneath)
+        read_only = SEALED in transfer.read_tags(volume.tags)
         if device_mapper.exists(name):
             device_mapper.reload(name, table, read_only)
         else:
             device_mapper.create(name, table, read_only)
+
+    def _table(self, volume: interface.LogicalVolume,
+               beneath: Beneath | None) -> list[interface.Segment]:
+        table, start = [], 0
+        if beneath is not None:
+            table = [interface.Segment(0, beneath.sectors, 'linear',
+                                       '%s 0' % beneath.device)]
+            start = beneath.sectors
+        length = volume.size // interface.SECTOR - start
+        if length > 0:
+            table.append(interface.Segment(
+                start, length, 'linear', '%s %d' % (
+                    self._node.volumes.path(volume.name), start)))
+        return table
 
     def stand(self, wanted: list[Standing]) -> dict[str, Exception]:
         """Build the missing handles of standing volumes.
@@ -115,22 +202,33 @@ class Handles:
         try:
             volume = volumes[standing.name]
         except KeyError as error:
-            raise exception.LogicalVolumeMissing(
-                group=self._node.volumes.name, name=standing.name,
-                host='this node') from error
-        found = transfer.read_tags(volume.tags)
+            raise self._missing(standing.name) from error
+        self._check_generation(standing, transfer.read_tags(volume.tags))
+        device = devices.get(handle_name(standing.name))
+        under = self._node.volumes.mapped_name(standing.name)
+        sealed = SEALED in transfer.read_tags(volume.tags)
+        if (device is not None and device.under == (under,)
+                and device.read_only == sealed):
+            return
+        with self._lock(standing.name):
+            self._lay(volume)
+
+    @staticmethod
+    def _check_generation(standing: Standing, found: dict[str, str]) -> None:
+        """:raises GenerationTooOld: the volume is elsewhere by now"""
         generation = transfer.read_number(found, 'generation',
                                           standing.generation)
-        if 'move' in found or generation < standing.generation:
+        superseded = transfer.read_number(found, SEALED, 0)
+        what = ''
+        if 'move' in found:
+            what = 'an arriving copy of generation %d' % generation
+        elif generation < standing.generation:
+            what = str(generation)
+        elif superseded > (standing.newest or standing.generation):
+            what = '%d, which moved on as generation %d' % (generation,
+                                                            superseded)
+        if what:
             raise exception.GenerationTooOld(
                 name=standing.name, host='this node',
                 volume_id=standing.volume_id, expected=standing.generation,
-                found=('an arriving copy of generation %d' % generation
-                       if 'move' in found else generation))
-        device = devices.get(handle_name(standing.name))
-        under = self._node.volumes.mapped_name(standing.name)
-        if (device is not None and device.under == (under,)
-                and device.read_only == standing.read_only):
-            return
-        self.rest_on(standing.name, self._node.volumes.path(standing.name),
-                     volume.size, read_only=standing.read_only)
+                found=what)

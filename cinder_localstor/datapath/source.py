@@ -33,14 +33,14 @@ class Source:
 
     def seal_source(self, move: transfer.Transfer) -> None:
         """Let nobody write the source any more: the volume has moved on."""
-        group = self._node.volumes
-        group.retag(move.source_name,
-                    add=transfer.tags(superseded=move.generation),
-                    remove=frozenset())
-        path = self._handles.path(move.source_name)
-        self._node.device_mapper.flush(path)
-        self._handles.rest_on(move.source_name, group.path(move.source_name),
-                              move.size, read_only=True)
+        self._handles.seal(move.source_name, move.generation)
+
+    def is_used(self, move: transfer.Transfer, exports: int) -> bool:
+        """Whether anybody but the target has the handle open.
+
+        :param exports: of how many moves this copy is the source
+        """
+        return self._handles.open_count(move.source_name) > exports
 
     def unexport_source(self, move: transfer.Transfer) -> None:
         """Take the export away."""

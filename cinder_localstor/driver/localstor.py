@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 import enum
 from typing import Any
 
@@ -12,7 +13,7 @@ from cinder import interface
 from cinder import objects
 from cinder.objects import fields
 from cinder.volume import driver
-from oslo_concurrency import lockutils
+from cinder.volume import volume_utils
 from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_service import loopingcall
@@ -123,24 +124,24 @@ class LocalStorDriver(driver.VolumeDriver):
 
     def delete_volume(self, volume: objects.Volume) -> None:
         ctxt = context.get_admin_context()
-        move = self._mover.of_volume(ctxt, volume.id)
-        if move is not None:
-            self._mover.discard(ctxt, move)
+        self._mover.discard(ctxt, volume.id)
+        # What Cinder has of it may be from before it came home.
+        volume = objects.Volume.get_by_id(ctxt, volume.id)
         self._handles.delete(volume.name)
 
     def extend_volume(self, volume: objects.Volume, new_size: int) -> None:
-        with lockutils.lock(mover.size_lock(volume.id)):
-            self._refuse_while_moving(volume, 'extending it')
-            self._handles.extend(volume.name, new_size * units.Gi)
+        self._mover.extend(context.get_admin_context(), volume,
+                           new_size * units.Gi)
 
-    def _refuse_while_moving(
-            self, volume: objects.Volume, action: str,
-            states: tuple[table.State, ...] = tuple(table.TABLE)) -> None:
-        move = self._mover.of_volume(context.get_admin_context(), volume.id)
-        if move is not None and move.state in states:
-            raise exception.VolumeIsMoving(
-                volume_id=volume.id, move_id=move.move_id, state=move.state,
-                destination=move.transfer.destination_host, action=action)
+    @staticmethod
+    def _refuse_while_moving(volume: objects.Volume,
+                             states: Container[str]) -> None:
+        for move in rows.for_volume(context.get_admin_context(), volume.id):
+            if move.state in states:
+                raise exception.VolumeIsMoving(
+                    volume_id=volume.id, move_id=move.move_id,
+                    state=move.state, action='attaching it',
+                    destination=move.transfer.destination_host)
 
     def local_path(self, volume: objects.Volume) -> str:
         return self._handles.path(volume.name)
@@ -217,10 +218,14 @@ class LocalStorDriver(driver.VolumeDriver):
                       ) -> dict[str, str] | None:
         # Refused here and not in initialize_connection: after a failure there
         # Cinder takes the volume's export away, under whoever uses it.
-        self._refuse_while_moving(volume, 'attaching it',
-                                  table.UNDONE_BY_FAILURE)
+        home = volume_utils.extract_host(volume.host)
+        if home != self.host:
+            raise exception.VolumeElsewhere(volume_id=volume.id, host=home,
+                                            asked=self.host)
+        self._refuse_while_moving(volume, table.UNDONE_BY_FAILURE)
         kind, _peer = self._choose(volume, connector)
         if kind is Connection.MOVE:
+            self._refuse_while_moving(volume, table.UNDECIDED)
             self._refuse_while_connected(volume)
         if kind is Connection.REMOTE:
             return self._remote.export(ctxt, volume, self.local_path(volume))

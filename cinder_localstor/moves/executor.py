@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterable
 import itertools
 from typing import Any
 
@@ -24,6 +25,7 @@ LOG = logging.getLogger(__name__)
 
 Devices = dict[str, interface.Device]
 RunOnPeer = Callable[[str, transfer.Transfer, list[str]], None]
+AskPeer = Callable[[str, transfer.Transfer], bool]
 
 
 class StepRunner:
@@ -35,17 +37,27 @@ class StepRunner:
                        table.Side.DESTINATION: on_destination}
         self._steps = {step.name: step.side
                        for rules in table.TABLE.values()
-                       for step in rules.steps}
+                       for step in (*rules.steps, *table.SERVE)}
 
-    def run(self, move: transfer.Transfer, names: list[str]) -> None:
+    def run(self, ctxt: context.RequestContext, move: transfer.Transfer,
+            names: list[str]) -> None:
         """Run steps in turn.
 
         One caller at a time: a repeated request waits for the first, and
-        then finds everything done.
+        then finds everything done.  A late one is refused, so that it can't
+        bring back what the move has taken away since.
 
+        :raises MoveChanged: the move has ended, or is in a state that has no
+            such steps
         :raises LocalStorException: a step failed; those after it are not run
         """
         with lockutils.lock('localstor-steps-' + move.move_id):
+            now = rows.get(ctxt, move.move_id)
+            if now is None or not table.steps_of(
+                    table.State(now.state)).issuperset(names):
+                raise exception.StepTooLate(
+                    move_id=move.move_id, steps=', '.join(names),
+                    state=now.state if now else 'over')
             for name in names:
                 LOG.info('Move %(move)s of volume %(volume)s: %(step)s',
                          {'move': move.move_id, 'volume': move.volume_id,
@@ -58,18 +70,21 @@ class Executor:
 
     def __init__(self, host: str, steps: StepRunner,
                  arriving: destination.Destination,
-                 devices: Callable[[], Devices], run_on_peer: RunOnPeer
-                 ) -> None:
+                 devices: Callable[[], Devices], run_on_peer: RunOnPeer,
+                 is_source_used: AskPeer) -> None:
         """:param host: ``host@backend`` of this node
         :param arriving: the destination side here, asked for progress
         :param devices: the device-mapper nodes of this node
         :param run_on_peer: runs steps on another backend
+        :param is_source_used: asks another backend whether anybody has the
+            handle of a move's source open
         """
         self.host = host
         self._steps = steps
         self._arriving = arriving
         self._devices = devices
         self._run_on_peer = run_on_peer
+        self._is_source_used = is_source_used
 
     def owns(self, move: rows.Move) -> bool:
         """Whether this node drives a move in its present state."""
@@ -100,11 +115,16 @@ class Executor:
                  devices: Devices | None) -> table.State:
         state = table.State(move.state)
         rules = table.TABLE[state]
-        if rules.serves:
-            move = self._serve(ctxt, move, devices or self._devices())
-            devices = None
-        move = self._run_steps(ctxt, move, rules.steps)
-        transition = self._transition(ctxt, move, rules, devices)
+        transition = self._transition(
+            ctxt, move, [found for found in rules.transitions
+                         if found.at_once], devices)
+        if transition is None:
+            if rules.serves:
+                move = self._serve(ctxt, move, devices or self._devices())
+                devices = None
+            move = self._run_steps(ctxt, move, rules.steps)
+            transition = self._transition(ctxt, move, rules.transitions,
+                                          devices)
         if transition is None:
             return state
         if 'all_local' in transition.facts:
@@ -126,17 +146,20 @@ class Executor:
                    steps: tuple[table.Step, ...]) -> rows.Move:
         todo = [step for step in steps if step.name not in move.done]
         # Steps of one side that follow each other go in one request.
-        for side, group in itertools.groupby(todo, lambda step: step.side):
+        for (side, when), group in itertools.groupby(
+                todo, lambda step: (step.side, step.when)):
+            if when and not self._facts(ctxt, move, None).holds(when):
+                break
             names = [step.name for step in group]
-            self._run(move, side, names)
+            self._run(ctxt, move, side, names)
             move = rows.record_done(ctxt, move, (*move.done, *names))
         return move
 
-    def _run(self, move: rows.Move, side: table.Side, names: list[str]
-             ) -> None:
+    def _run(self, ctxt: context.RequestContext, move: rows.Move,
+             side: table.Side, names: list[str]) -> None:
         host = self._host_of(move, side)
         if host == self.host:
-            self._steps.run(move.transfer, names)
+            self._steps.run(ctxt, move.transfer, names)
         else:
             self._run_on_peer(host, move.transfer, names)
 
@@ -146,14 +169,14 @@ class Executor:
         progress = self._arriving.progress(move.transfer, devices)
         if progress.hydration is engine.Hydration.MISSING:
             for step in table.SERVE:
-                self._run(move, step.side, [step.name])
+                self._run(ctxt, move, step.side, [step.name])
             progress = self._arriving.progress(move.transfer,
                                                self._devices())
         elif (progress.hydration is not engine.Hydration.DONE
                 and not self._arriving.is_connected(move.transfer,
                                                     devices)):
             for step in table.RECONNECT:
-                self._run(move, step.side, [step.name])
+                self._run(ctxt, move, step.side, [step.name])
         if progress.hydration is engine.Hydration.FAILED:
             raise exception.EngineFailed(
                 engine=move.transfer.engine, move_id=move.move_id,
@@ -165,13 +188,18 @@ class Executor:
         return move
 
     def _transition(self, ctxt: context.RequestContext, move: rows.Move,
-                    rules: table.Rules, devices: Devices | None
-                    ) -> table.Transition | None:
-        facts = Facts(ctxt, move, self._arriving, devices, self._devices)
-        for transition in rules.transitions:
+                    transitions: Iterable[table.Transition],
+                    devices: Devices | None) -> table.Transition | None:
+        facts = self._facts(ctxt, move, devices)
+        for transition in transitions:
             if all(facts.holds(name) for name in transition.facts):
                 return transition
         return None
+
+    def _facts(self, ctxt: context.RequestContext, move: rows.Move,
+               devices: Devices | None) -> 'Facts':
+        return Facts(ctxt, move, self._arriving, devices, self._devices,
+                     self._is_source_used)
 
     def undo(self, ctxt: context.RequestContext, move: rows.Move) -> None:
         """Take a move back that failed before its volume was used.
@@ -192,11 +220,6 @@ class Executor:
         The destination's part is done when this returns.  The source's is
         done later where the source is away.
         """
-        if move.state == table.State.ABORTING:
-            # The volume is home again, and what is left of the move on the
-            # peer is removed anyway.  Only the export is in the way.
-            self._steps.run(move.transfer, ['unexport_source'])
-            return
         discarding = rows.change_state(ctxt, move,
                                        table.State.DISCARDING.value)
         try:
@@ -221,12 +244,14 @@ class Facts:
 
     def __init__(self, ctxt: context.RequestContext, move: rows.Move,
                  arriving: destination.Destination, devices: Devices | None,
-                 look: Callable[[], Devices]) -> None:
+                 look: Callable[[], Devices], is_source_used: AskPeer
+                 ) -> None:
         self._ctxt = ctxt
         self._move = move
         self._arriving = arriving
         self._devices = devices
         self._look = look
+        self._is_source_used = is_source_used
         self._found: dict[str, Any] = {}
 
     def holds(self, name: str) -> bool:
@@ -242,6 +267,9 @@ class Facts:
     def _attachments(self) -> set[str]:
         return {row['id'] for row in rows.attachments(self._ctxt,
                                                       self._move.volume_id)}
+
+    def _wanted(self) -> bool:
+        return not self._destination_left()
 
     def _source_left(self) -> bool:
         return not self._attachments().intersection(self._move.leaving)
@@ -261,3 +289,33 @@ class Facts:
 
     def _all_local(self) -> bool:
         return self._progress().hydration is engine.Hydration.DONE
+
+    def _written(self) -> bool:
+        return self._progress().local > 0
+
+    def _source_unused(self) -> bool:
+        return not self._is_source_used(self._move.transfer.source_host,
+                                        self._move.transfer)
+
+    def _others(self) -> list[rows.Move]:
+        return [other for other in rows.for_volume(self._ctxt,
+                                                   self._move.volume_id)
+                if other.move_id != self._move.move_id]
+
+    def _source_free(self) -> bool:
+        copy = self._move.transfer.source_name
+        arrives = any(other.transfer.destination_name == copy
+                      and not set(table.LETS_GO).intersection(other.done)
+                      for other in self._others())
+        read = any(other.transfer.source_name == copy
+                   and 'unexport_source' not in other.done
+                   for other in self._others())
+        return not arrives and not read
+
+    def _passed_on(self) -> bool:
+        copy = self._move.transfer.destination_name
+        return any(other.transfer.source_name == copy
+                   and other.state in (table.State.COMPLETING,
+                                       table.State.DISCARDING)
+                   and 'unexport_source' in other.done
+                   for other in self._others())

@@ -14,6 +14,7 @@ from oslo_concurrency import lockutils
 from oslo_log import log as logging
 from oslo_utils import excutils
 from oslo_utils import units
+import tenacity
 
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engine
@@ -78,7 +79,8 @@ class Mover:
                        ) -> executor.Executor:
         return executor.Executor(
             self.host, self._steps, self._arriving,
-            self._node.device_mapper.devices, run_on_peer)
+            self._node.device_mapper.devices, run_on_peer,
+            self._peers.is_source_used)
 
     def begin(self, ctxt: context.RequestContext, volume: objects.Volume,
               peer: objects.Service) -> None:
@@ -92,6 +94,7 @@ class Mover:
 
     def _begin(self, ctxt: context.RequestContext, volume: objects.Volume,
                peer: objects.Service) -> None:
+        self._check_decided(ctxt, volume, 'moving it on')
         if volume.status == 'extending':
             raise exception.LocalStorException(
                 reason='Volume %s is being extended. Attach it when that is '
@@ -129,13 +132,52 @@ class Mover:
             move = rows.begin(ctxt, volume, described,
                               table.State.PREPARING.value, peer, leaving)
             try:
-                hasty.drive(ctxt, move_id)
+                if hasty.drive(ctxt, move_id) == table.State.PREPARING:
+                    raise exception.NotWanted(
+                        volume_id=volume.id, peer=peer.host, host=self.host)
             except Exception:
                 with excutils.save_and_reraise_exception():
                     self._executor.undo(ctxt, move)
         finally:
             self._beginning.discard(move_id)
         self._peers.nudge(peer.host, move_id)
+
+    def _check_decided(self, ctxt: context.RequestContext,
+                       volume: objects.Volume, action: str) -> None:
+        """:raises VolumeIsMoving: it may yet go back to where it was
+        :raises VolumeElsewhere: it lives on another node
+        """
+        for move in rows.for_volume(ctxt, volume.id):
+            if move.state in table.UNDECIDED:
+                raise exception.VolumeIsMoving(
+                    volume_id=volume.id, move_id=move.move_id,
+                    state=move.state, action=action,
+                    destination=move.transfer.destination_host)
+        home = volume_utils.extract_host(volume.host)
+        if home != self.host:
+            raise exception.VolumeElsewhere(volume_id=volume.id, host=home,
+                                            asked=self.host)
+
+    def extend(self, ctxt: context.RequestContext, volume: objects.Volume,
+               size: int) -> None:
+        """Grow a volume to `size` bytes, whether it moves or not.
+
+        One that may yet go back to where it was is waited for, since its
+        other copy does not grow.
+
+        :raises VolumeIsMoving: it still may go back
+        :raises NotEnoughSpace: the volume group is too full
+        """
+        for attempt in tenacity.Retrying(
+                retry=tenacity.retry_if_exception_type(
+                    exception.VolumeIsMoving),
+                stop=tenacity.stop_after_delay(
+                    self._configuration.localstor_peer_timeout),
+                wait=tenacity.wait_fixed(SOON), reraise=True):
+            with attempt, lockutils.lock(size_lock(volume.id)):
+                volume = objects.Volume.get_by_id(ctxt, volume.id)
+                self._check_decided(ctxt, volume, 'extending it')
+                self._handles.extend(volume.name, size)
 
     # What peers ask
 
@@ -153,7 +195,17 @@ class Mover:
     def run(self, ctxt: context.RequestContext, move: dict[str, Any],
             steps: list[str]) -> None:
         """Run steps of a move here."""
-        self._steps.run(transfer.Transfer.from_dict(move), steps)
+        self._steps.run(ctxt, transfer.Transfer.from_dict(move), steps)
+
+    def is_source_used(self, ctxt: context.RequestContext,
+                       move: dict[str, Any]) -> bool:
+        """Whether anybody but the target has a source's handle open here."""
+        asked = transfer.Transfer.from_dict(move)
+        exported = self._node.target.exported()
+        sources = [found for found in rows.for_volume(ctxt, asked.volume_id)
+                   if found.transfer.source_name == asked.source_name
+                   and found.move_id in exported]
+        return self._source.is_used(asked, len(sources))
 
     def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
         """Look after a move now."""
@@ -181,12 +233,8 @@ class Mover:
         """
         ctxt = context.get_admin_context()
         moves = rows.for_host(ctxt, self.host)
-        serving = [move for move in moves
-                   if move.transfer.source_host == self.host
-                   and table.TABLE[table.State(move.state)].serves]
-        if serving and EXPORTS not in self._busy:
-            self._busy.add(EXPORTS)
-            self._workers.submit(self._export_missing, serving)
+        if any(map(self._serves_from_here, moves)):
+            self._tend_exports()
         moves = [move for move in moves if self._executor.owns(move)
                  and move.move_id not in self._busy]
         if not moves:
@@ -196,13 +244,33 @@ class Mover:
             self._busy.add(move.move_id)
             self._workers.submit(self._look_after, move.move_id, devices)
 
-    def _export_missing(self, moves: list[rows.Move]) -> None:
-        """Export what a target daemon that was restarted has forgotten."""
+    def _serves_from_here(self, move: rows.Move) -> bool:
+        return (move.transfer.source_host == self.host
+                and table.TABLE[table.State(move.state)].serves)
+
+    def _tend_exports(self) -> None:
+        """Let the target export what it should, in the background."""
+        if EXPORTS not in self._busy:
+            self._busy.add(EXPORTS)
+            self._workers.submit(self._put_exports_right)
+
+    def _put_exports_right(self) -> None:
+        """Export what a target daemon that was restarted has forgotten, and
+        take away what no move knows of.
+        """
+        ctxt = context.get_admin_context()
         try:
             exported = self._node.target.exported()
-            for move in moves:
-                if move.move_id not in exported:
+            for move in rows.for_host(ctxt, self.host):
+                if (self._serves_from_here(move)
+                        and move.move_id not in exported):
                     self._export_again(move)
+            # Other backends of the node may share the target daemon.
+            for move_id in exported:
+                if rows.get(ctxt, move_id) is None:
+                    LOG.warning('The export of move %s is left over and '
+                                'taken away', move_id)
+                    self._node.target.unexport(move_id)
         except Exception as error:
             LOG.error('The target does not tell what it exports: %s', error)
         finally:
@@ -243,64 +311,72 @@ class Mover:
         moves = rows.for_host(ctxt, self.host)
         arriving = {move.transfer.destination_name for move in moves
                     if move.transfer.destination_host == self.host
-                    and table.TABLE[table.State(move.state)].serves}
+                    and not set(table.LETS_GO).intersection(move.done)}
         standing = [handles.Standing(name, volume_id, generation)
                     for name, volume_id, generation
-                    in rows.standing_copies(ctxt, self.host)
-                    if name not in arriving]
-        standing += [self._source_copy(move) for move in moves
-                     if move.transfer.source_host == self.host
-                     and self._needs_source(move)]
-        self._handles.stand(list({copy.name: copy
-                                  for copy in standing}.values()))
-        for move in moves:
-            if (move.transfer.source_host == self.host
-                    and table.TABLE[table.State(move.state)].serves):
-                self._export_again(move)
+                    in rows.standing_copies(ctxt, self.host)]
+        standing += [handles.Standing(move.transfer.source_name,
+                                      move.volume_id,
+                                      move.transfer.generation - 1,
+                                      newest=move.transfer.generation)
+                     for move in moves if self._needs_source(move)]
+        self._handles.stand(list({copy.name: copy for copy in standing
+                                  if copy.name not in arriving}.values()))
+        self._tend_exports()
 
     def _needs_source(self, move: rows.Move) -> bool:
-        return ('delete_source' not in move.done
-                and move.state != table.State.COMPLETING
-                and move.state != table.State.DISCARDING)
-
-    def _source_copy(self, move: rows.Move) -> handles.Standing:
-        return handles.Standing(
-            move.transfer.source_name, move.volume_id,
-            move.transfer.generation - 1,
-            read_only='seal_source' in move.done)
+        return (move.transfer.source_host == self.host
+                and 'delete_source' not in move.done
+                and move.state not in (table.State.COMPLETING,
+                                       table.State.DISCARDING))
 
     def _export_again(self, move: rows.Move) -> None:
-        now = rows.get(context.get_admin_context(), move.move_id)
-        if now is None or not table.TABLE[table.State(now.state)].serves:
-            return  # it has ended while this waited
         try:
-            self._steps.run(move.transfer, ['export_source'])
+            self._steps.run(context.get_admin_context(), move.transfer,
+                            ['export_source'])
         except Exception as error:
             LOG.error('The source of move %(move)s is not exported: '
                       '%(error)s', {'move': move.move_id, 'error': error})
 
     def of_volume(self, ctxt: context.RequestContext, volume_id: str
                   ) -> rows.Move | None:
-        """The running move of a volume."""
-        moves = rows.for_volume(ctxt, volume_id)
-        return moves[0] if moves else None
+        """The move that decides where a volume is, if it moves."""
+        moves = [move for move in rows.for_volume(ctxt, volume_id)
+                 if move.state != table.State.ABORTING]
+        return moves[-1] if moves else None
 
-    def discard(self, ctxt: context.RequestContext, move: rows.Move) -> None:
-        """End a move whose volume is being deleted.
+    def discard(self, ctxt: context.RequestContext, volume_id: str) -> None:
+        """End all moves of a volume that is being deleted.
 
-        :raises VolumeInUse: it is in use; the move goes on
+        :raises VolumeInUse: it is in use, or not yet sure of where it is; the
+            moves go on
         """
-        if (move.state in table.UNDONE_BY_FAILURE
-                or move.state == table.State.ABORTING
-                and move.transfer.source_host != self.host):
+        for attempt in tenacity.Retrying(
+                retry=tenacity.retry_if_exception_type(exception.MoveChanged),
+                stop=tenacity.stop_after_attempt(3), reraise=True):
+            with attempt:
+                self._discard(ctxt, volume_id)
+
+    def _discard(self, ctxt: context.RequestContext, volume_id: str) -> None:
+        moves = rows.for_volume(ctxt, volume_id)
+        if (rows.home(ctxt, volume_id) != self.host
+                or any(move.state in table.UNDONE_BY_FAILURE
+                       for move in moves)):
             # In a moment it stands somewhere for good.
             raise exception.VolumeInUse(
-                volume_name=move.transfer.source_name, host=self.host,
-                device=self._handles.path(move.transfer.source_name))
-        if move.state != table.State.ABORTING:
+                volume_name=volume_id, host=self.host,
+                device='/dev/mapper/*%s*' % handles.SUFFIX)
+        last = self.of_volume(ctxt, volume_id)
+        if last is not None:
             # Before anything is recorded: what is recorded is carried out.
-            self._handles.check_unused(move.transfer.destination_name)
-        self._executor.discard(ctxt, move)
+            self._handles.check_unused(last.transfer.destination_name)
+        for move in moves:
+            if move.state == table.State.ABORTING:
+                # What is left of it on the peer is removed anyway.  Only its
+                # export is in the way.
+                self._steps.run(ctxt, move.transfer, ['unexport_source'])
+        if last is not None and last.state != table.State.DISCARDING:
+            self._executor.discard(ctxt, last)
 
     def look_soon(self, move: rows.Move) -> None:
         """Look after a move when the call that is under way has ended.

@@ -265,6 +265,10 @@ class _Judge:
             name for move in facts.moves for name in (
                 move.transfer.source_name, move.transfer.destination_name)}
 
+    def _arriving_names(self) -> set[str]:
+        return {move.transfer.destination_name for move in self.facts.moves
+                if self._comes(move)}
+
     def device_names(self) -> set[str]:
         """Names of all nodes that may be here."""
         names = set(map(handles.handle_name, self._copy_names()))
@@ -306,12 +310,10 @@ class _Judge:
     # Copies that stand
 
     def _problems_of_standing(self, copy: handles.Standing) -> Iterator[str]:
-        yield from self._problems_of_volume(copy, copy.generation)
+        yield from self._problems_of_volume(copy)
         yield from self._problems_of_handle(copy)
 
-    def _problems_of_volume(self, copy: handles.Standing, newest: int
-                            ) -> Iterator[str]:
-        """:param newest: the highest generation that may be anywhere"""
+    def _problems_of_volume(self, copy: handles.Standing) -> Iterator[str]:
         if self.facts.volumes is None:
             return
         full_name = '%s/%s' % (self._group.name, copy.name)
@@ -330,15 +332,19 @@ class _Judge:
         if generation < copy.generation:
             yield ('the copy is an old one: generation %d, the present one '
                    'is %d' % (generation, copy.generation))
-        superseded = transfer.read_number(tags, 'superseded', 0)
+        superseded = transfer.read_number(tags, handles.SEALED, 0)
+        newest = copy.newest or copy.generation
         if superseded > newest:
             yield ('the volume has moved on as generation %d, the database '
                    'says that generation %d is the present one'
                    % (superseded, newest))
 
     def _problems_of_handle(self, copy: handles.Standing,
-                            expected: str | None = None) -> Iterator[str]:
-        """:param expected: what the handle lies on if not on the volume"""
+                            engine_node: str = '', sealed: bool = False
+                            ) -> Iterator[str]:
+        """:param engine_node: what the handle begins on if not on the volume
+        :param sealed: whether nobody may write it any more
+        """
         if self.facts.devices is None:
             return
         name = handles.handle_name(copy.name)
@@ -346,13 +352,15 @@ class _Judge:
         if handle is None:
             yield 'it has no handle'
             return
-        expected = expected or self._group.mapped_name(copy.name)
-        if handle.under != (expected,):
+        volume = self._group.mapped_name(copy.name)
+        expected = (engine_node or volume,)
+        # Behind the engine's node is what the volume was extended by.
+        if handle.under not in (expected, (*expected, volume)):
             yield ('the handle lies on %s instead of %s'
-                   % (' + '.join(handle.under) or 'nothing', expected))
-        if handle.read_only and not copy.read_only:
+                   % (' + '.join(handle.under) or 'nothing', expected[0]))
+        if handle.read_only and copy.newest <= copy.generation:
             yield 'the handle is read-only'
-        if copy.read_only and not handle.read_only:
+        if sealed and not handle.read_only:
             yield 'the volume has moved on, and this copy can be written'
         yield from self._suspended(name)
 
@@ -407,7 +415,8 @@ class _Judge:
     def _arriving_copy(self, move: rows.Move) -> Copy:
         running = self._running(move)
         copy = handles.Standing(move.transfer.destination_name,
-                                move.volume_id, move.transfer.generation)
+                                move.volume_id, move.transfer.generation,
+                                newest=self._newest(move))
         problems = [*self._problems_of_move(move, running.peer)]
         if table.TABLE[table.State(move.state)].serves:
             problems += self._problems_of_serving(move, copy)
@@ -416,6 +425,12 @@ class _Judge:
             problems += self._problems_of_handle(copy)
         return self._copy(copy.name, copy.volume_id, Role.ARRIVING, problems,
                           running)
+
+    def _newest(self, move: rows.Move) -> int:
+        """The generation that a move's destination may have moved on to."""
+        return max((other.transfer.generation for other in self.facts.moves
+                    if other.transfer.source_name
+                    == move.transfer.destination_name), default=0)
 
     def _problems_of_serving(self, move: rows.Move, copy: handles.Standing
                              ) -> Iterator[str]:
@@ -447,17 +462,19 @@ class _Judge:
     def _source_copy(self, move: rows.Move) -> Copy:
         running = self._running(move)
         generation = move.transfer.generation
-        copy = handles.Standing(move.transfer.source_name, move.volume_id,
-                                generation - 1,
-                                read_only='seal_source' in move.done)
-        problems = [*self._problems_of_move(move, running.peer)]
         state = table.State(move.state)
         serves = table.TABLE[state].serves
-        # In other states it is being taken away.
-        if serves or state in BEFORE_IDENTITY:
-            problems += self._problems_of_volume(
-                copy, generation if serves else generation - 1)
-            problems += self._problems_of_handle(copy)
+        copy = handles.Standing(move.transfer.source_name, move.volume_id,
+                                generation - 1,
+                                newest=generation if serves else 0)
+        problems = [*self._problems_of_move(move, running.peer)]
+        # In other states it is being taken away.  A copy that is arriving
+        # itself is judged as such.
+        if ((serves or state in BEFORE_IDENTITY)
+                and copy.name not in self._arriving_names()):
+            problems += self._problems_of_volume(copy)
+            problems += self._problems_of_handle(
+                copy, sealed='seal_source' in move.done)
         if ((serves or 'export_source' in move.done)
                 and self.facts.exported is not None
                 and move.move_id not in self.facts.exported):

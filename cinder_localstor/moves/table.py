@@ -5,16 +5,26 @@
 fact                    known by  is true when
 ======================= ========= ===========================================
 ``ready``               steps     all steps of the state are done
+``wanted``              database  somebody waits for it at the destination
 ``source_left``         database  no attachment of before the move is left
 ``destination_left``    database  no other attachment is left
 ``untouched``           engine    the destination's copy was never written
+``written``             engine    it was
+``source_unused``       source    only the export has its handle open
 ``all_local``           engine    every region has arrived
+``source_free``         database  no other move uses the source's copy
+``passed_on``           database  the volume has arrived at a third node and
+                                  has given its source, this copy, back
 ======================= ========= ===========================================
 
 The owner drives the move: it runs its own steps and asks the peer for the
-others.  It is the node that the user's volume lives on, so no two nodes drive
-one move.  A state is recorded before its first step; every step is idempotent
-and is recorded when it is done.
+others.  It is the node that the user's volume lives on, or lived on before it
+moved on, so no two nodes drive one move.  A state is recorded before its first
+step; every step is idempotent and is recorded when it is done.
+
+A volume may move on, or back, while it still arrives: then its moves form a
+chain, each the source of the next.  What is in the middle is passed on as soon
+as all of it has arrived at the end.
 """
 
 import dataclasses
@@ -52,10 +62,14 @@ class Identity(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Something that one side does, by the name of its method there."""
+    """Something that one side does, by the name of its method there.
+
+    :ivar when: a fact that it waits for, '' if it waits for nothing
+    """
 
     side: Side
     name: str
+    when: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +77,13 @@ class Transition:
     """Where to go when all `facts` are true.
 
     :ivar identity: whether user's row and shadow row change places
+    :ivar at_once: whether it is looked at before the steps, too
     """
 
     to: State
     facts: tuple[str, ...]
     identity: Identity = Identity.STAYS
+    at_once: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +113,7 @@ def _destination(*names: str) -> tuple[Step, ...]:
 
 # What a restart of the destination takes away and brings back.
 SERVE = (*_source('export_source'),
-         *_destination('connect_source', 'build_engine', 'build_handle'))
+         *_destination('connect_source', 'build_engine', 'restore_handle'))
 
 # What a source that was away needs before it can be read again.
 RECONNECT = (*_source('export_source'), *_destination('connect_source'))
@@ -108,6 +124,10 @@ RECONNECT = (*_source('export_source'), *_destination('connect_source'))
 DISMANTLE = _destination('remove_handle', 'disconnect_source',
                          'remove_engine', 'remove_map')
 
+# A copy that another move arrives at, or reads, is not in the way of the
+# volume: it can wait.
+DELETE_SOURCE = Step(Side.SOURCE, 'delete_source', when='source_free')
+
 TABLE: dict[State, Rules] = {
     State.PREPARING: Rules(
         owner=Side.SOURCE,
@@ -116,9 +136,10 @@ TABLE: dict[State, Rules] = {
                              'connect_source', 'build_engine',
                              'build_handle')),
         transitions=(
-            Transition(State.MIGRATING, ('ready', 'source_left'),
+            Transition(State.MIGRATING, ('ready', 'wanted', 'source_left'),
                        Identity.SWITCHES),
-            Transition(State.STARTING, ('ready',), Identity.SWITCHES))),
+            Transition(State.STARTING, ('ready', 'wanted'),
+                       Identity.SWITCHES))),
     State.STARTING: Rules(
         owner=Side.DESTINATION,
         steps=(),
@@ -127,19 +148,23 @@ TABLE: dict[State, Rules] = {
             # the guest wrote after the switch-over.
             Transition(State.ABORTING, ('destination_left', 'untouched'),
                        Identity.SWITCHES),
-            Transition(State.MIGRATING, ('source_left',))),
+            Transition(State.MIGRATING, ('source_left',)),
+            # The guest runs on the destination, though nobody said so.
+            Transition(State.MIGRATING, ('written', 'source_unused'))),
         serves=True),
     State.MIGRATING: Rules(
         owner=Side.DESTINATION,
         steps=(*_source('seal_source'), *_destination('start_hydration')),
-        transitions=(Transition(State.COMPLETING, ('ready', 'all_local')),),
+        transitions=(
+            Transition(State.DISCARDING, ('passed_on',), at_once=True),
+            Transition(State.COMPLETING, ('ready', 'all_local'))),
         serves=True),
     State.COMPLETING: Rules(
         owner=Side.DESTINATION,
         steps=(*_destination('stand_alone', 'remove_engine',
                              'disconnect_source', 'remove_map',
                              'keep_destination'),
-               *_source('unexport_source', 'delete_source')),
+               *_source('unexport_source'), DELETE_SOURCE),
         transitions=(Transition(State.SUCCESS, ('ready',)),)),
     State.ABORTING: Rules(
         owner=Side.SOURCE,
@@ -149,11 +174,25 @@ TABLE: dict[State, Rules] = {
     State.DISCARDING: Rules(
         owner=Side.DESTINATION,
         steps=(*DISMANTLE, *_destination('delete_destination'),
-               *_source('unexport_source', 'delete_source')),
+               *_source('unexport_source'), DELETE_SOURCE),
         transitions=(Transition(State.DISCARDED, ('ready',)),)),
 }
+
+# States from which the volume may yet go back to where it was, so that it can
+# neither grow nor move on
+UNDECIDED = (State.PREPARING, State.STARTING)
 
 # From where a failure leads back to the volume as it was before the move
 UNDONE_BY_FAILURE = (State.PREPARING,)
 
 FINAL = (State.SUCCESS, State.ABORTED, State.DISCARDED)
+
+# Steps after which a move has no more to do with its destination's copy
+LETS_GO = ('keep_destination', 'delete_destination')
+
+
+def steps_of(state: State) -> frozenset[str]:
+    """Names of all steps that a move may run in a state."""
+    rules = TABLE[state]
+    return frozenset(step.name for step in rules.steps
+                     + ((*SERVE, *RECONNECT) if rules.serves else ()))

@@ -158,7 +158,8 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
         try:
             self._command.run('dmsetup', 'create', name,
                               '--uuid', UUID_PREFIX + name,
-                              *_table_arguments(table, read_only))
+                              *_table_arguments('\n'.join(map(str, table)),
+                                                read_only))
         except exception.CommandTimedOut:
             raise
         except exception.CommandFailed as error:
@@ -169,6 +170,14 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
 
     def reload(self, name: str, table: list[interface.Segment],
                read_only: bool = False, keep_queued: bool = False) -> None:
+        self._swap(name, '\n'.join(map(str, table)), read_only, keep_queued)
+
+    def make_read_only(self, name: str) -> None:
+        self._swap(name, self._command.run('dmsetup', 'table', name).strip(),
+                   read_only=True)
+
+    def _swap(self, name: str, table: str, read_only: bool,
+              keep_queued: bool = False) -> None:
         self._command.run('dmsetup', 'load', name,
                           *_table_arguments(table, read_only))
         try:
@@ -215,9 +224,5 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
         privileged.refuse_discards(device)
 
 
-def _table_arguments(table: list[interface.Segment],
-                     read_only: bool) -> list[str]:
-    arguments = ['--table', '\n'.join(str(segment) for segment in table)]
-    if read_only:
-        arguments.append('--readonly')
-    return arguments
+def _table_arguments(table: str, read_only: bool) -> list[str]:
+    return ['--table', table, *(['--readonly'] if read_only else [])]

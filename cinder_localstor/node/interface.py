@@ -193,6 +193,11 @@ class DeviceMapper(abc.ABC):
         """
 
     @abc.abstractmethod
+    def make_read_only(self, name: str) -> None:
+        """Let a living node take no more writes; it lies on what it lay on.
+        """
+
+    @abc.abstractmethod
     def message(self, name: str, text: str) -> None:
         """Send a message to the target of a node."""
 

@@ -3,8 +3,8 @@
 
 It stands beside the real node, to test what reality can't be made to do at a
 given moment: every call of every adapter can go wrong, before or after it has
-done its work.  Volumes have content, in blocks of one region each, so that a
-test can see what a guest would read after all of it.
+done its work.  Volumes have content, in blocks of one region of REGION sectors
+each, so that a test can see what a guest would read after all of it.
 
 What a power cut takes is in memory here too (device-mapper nodes, exports and
 sessions) and what it leaves is not (logical volumes and their content).
@@ -16,8 +16,14 @@ import enum
 import functools
 from typing import Any
 
+from oslo_utils import units
+
 from cinder_localstor import exception
 from cinder_localstor.node import interface
+
+
+# Sectors: sixteen regions a GiB keep simulated hydration quick.
+REGION = 64 * units.Mi // interface.SECTOR
 
 
 class Fault(enum.Enum):
@@ -249,9 +255,20 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         under = tuple(self._mapped_name(device)
                       for device in self._devices_of(node))
         return interface.Device(
-            name=name, open_count=node.open_count, suspended=node.suspended,
-            read_only=node.read_only, status=(self._status(node),),
+            name=name, open_count=self._open_count(name),
+            suspended=node.suspended,
+            read_only=node.read_only,
+            status=tuple(self._status(segment, node.hydrating)
+                         for segment in node.table),
             under=under)
+
+    def _open_count(self, name: str) -> int:
+        path = self.path(name)
+        above = sum(path in self._devices_of(node)
+                    for node in self.nodes.values())
+        exported = sum(device == path for _export, device
+                       in self._node.target.exports.values())
+        return self.nodes[name].open_count + above + exported
 
     def _mapped_name(self, path: str) -> str:
         _dev, group, name = path.strip('/').split('/')
@@ -261,14 +278,14 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         return [word for segment in node.table
                 for word in segment.arguments.split() if '/' in word]
 
-    def _status(self, node: Mapped) -> interface.Segment:
-        segment = node.table[0]
+    def _status(self, segment: interface.Segment, hydrating: bool
+                ) -> interface.Segment:
         if segment.target != 'clone':
             return dataclasses.replace(segment, arguments='')
         total, sectors = self._regions(segment)
-        mapped = self._map_of(node)
+        mapped = self._node.disk(segment.arguments.split()[0]).regions
         local = sum(1 for number in mapped if number < total)
-        feature = '0' if node.hydrating else '1 no_hydration'
+        feature = '0' if hydrating else '1 no_hydration'
         return dataclasses.replace(
             segment, arguments='8 1/64 %d %d/%d 0 %s 0 rw'
             % (sectors, local, total, feature))
@@ -308,6 +325,10 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         node.table, node.read_only = table, read_only
 
     @_fallible
+    def make_read_only(self, name: str) -> None:
+        self.nodes[name].read_only = True
+
+    @_fallible
     def message(self, name: str, text: str) -> None:
         assert text in ('enable_hydration', 'fail_if_no_path'), text
         if text == 'enable_hydration':
@@ -317,9 +338,7 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
     def remove(self, name: str) -> None:
         if name not in self.nodes:
             return
-        above = any(self.path(name) in self._devices_of(node)
-                    for node in self.nodes.values())
-        if above or self.nodes[name].open_count:
+        if self._open_count(name):
             raise exception.VolumeInUse(
                 volume_name=name, host=self.faults.host,
                 device=self.path(name))
@@ -370,7 +389,16 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
             _map, copy, source = below[:3]
             local = number in self._map_of(node)
             return self._node.read(copy if local else source, number)
-        return self._node.read(below[0], number)
+        return self._node.read(self._below(node, number), number)
+
+    def _below(self, node: Mapped, number: int) -> str:
+        """What a region of a node lies on that is no clone."""
+        sector = number * REGION
+        for segment in node.table:
+            if segment.start <= sector < segment.start + segment.length:
+                return next(word for word in segment.arguments.split()
+                            if '/' in word)
+        raise AssertionError('region %d is beyond the end' % number)
 
     def write(self, name: str, number: int, content: str) -> None:
         """Write a region of a node."""
@@ -381,7 +409,7 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
             self._node.write(below[1], number, content)
             self._map_of(node)[number] = 'local'
         else:
-            self._node.write(below[0], number, content)
+            self._node.write(self._below(node, number), number, content)
 
     def flush_node(self, name: str) -> None:
         """What a flush of a node flushes, the copy before its map."""

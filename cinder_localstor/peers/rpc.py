@@ -7,7 +7,7 @@ harm.
 
 History::
 
-    1.0  identify, examine, run, drive
+    1.0  identify, examine, run, is_source_used, drive
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class Answers(Protocol):
             steps: list[str]) -> None:
         """Run steps of a move."""
 
+    def is_source_used(self, ctxt: context.RequestContext,
+                       move: dict[str, Any]) -> bool:
+        """Whether anybody has the handle of a move's source open."""
+
     def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
         """Look after a move now."""
 
@@ -76,6 +80,10 @@ class Endpoint:
     def run(self, ctxt: context.RequestContext, move: dict[str, Any],
             steps: list[str]) -> None:
         self._answers.run(ctxt, move, steps)
+
+    def is_source_used(self, ctxt: context.RequestContext,
+                       move: dict[str, Any]) -> bool:
+        return self._answers.is_source_used(ctxt, move)
 
     def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
         self._answers.drive(ctxt, move_id)
@@ -154,6 +162,11 @@ class PeerAPI:
         """
         self._call(peer, move.volume_id, 'run', patient=patient,
                    move=move.as_dict(), steps=steps)
+
+    def is_source_used(self, peer: str, move: transfer.Transfer) -> bool:
+        """Whether anybody but the target has a source's handle open."""
+        return self._call(peer, move.volume_id, 'is_source_used',
+                          patient=False, move=move.as_dict())
 
     def nudge(self, peer: str, move_id: str) -> None:
         """Let a peer look after a move now; it would do so later anyway."""

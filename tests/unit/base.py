@@ -21,13 +21,13 @@ from cinder_localstor.datapath import handles
 from cinder_localstor import exception
 from cinder_localstor.moves import mover
 from cinder_localstor.moves import report
+from cinder_localstor.node import interface
 from cinder_localstor.node import simulated
 from cinder_localstor import opts
 from cinder_localstor import rows
 
 A, B, C = 'a@local', 'b@local', 'c@local'
-# Sixteen regions in a volume of 1 GiB keep simulated hydration quick.
-REGION_KIB = 65536
+REGION_KIB = simulated.REGION * interface.SECTOR // units.Ki
 
 
 class TestCase(test.TestCase):
@@ -90,6 +90,9 @@ class Peers:
 
     def run(self, peer, move, steps, patient=True):
         return self._call(peer, 'run', move.as_dict(), steps)
+
+    def is_source_used(self, peer, move):
+        return self._call(peer, 'is_source_used', move.as_dict())
 
     def nudge(self, peer, move_id):
         pass  # lost: the periodic task has to do
@@ -167,7 +170,8 @@ class Cloud:
 
     def read(self, volume):
         node, path = self.nodes[self.host_of(volume)], self.handle(volume)
-        return {number: node.read(path, number) for number in range(16)}
+        return {number: node.read(path, number)
+                for number in range(16 * self.refresh(volume).size)}
 
     def reserve(self, volume, connector=None):
         """An attachment as the API makes it for an instance."""
@@ -184,6 +188,8 @@ class Cloud:
     def move(self, volume, to=B):
         """What attaching the volume on a peer does."""
         volume = self.refresh(volume)
+        if not rows.attachments(self.ctxt, volume.id):
+            self.reserve(volume)
         self.movers[self.host_of(volume)].begin(self.ctxt, volume,
                                                 self.services[to])
 

@@ -8,7 +8,10 @@ from oslo_utils import units
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
+from cinder_localstor.node import interface
 from cinder_localstor.node import simulated
+
+GIB_SECTORS = units.Gi // interface.SECTOR
 
 
 class HandlesTestCase(unittest.TestCase):
@@ -18,8 +21,8 @@ class HandlesTestCase(unittest.TestCase):
         self.handles = handles.Handles(self.node)
         self.mapper = self.node.device_mapper
 
-    def standing(self, name='x', generation=1, read_only=False):
-        return handles.Standing(name, 'id-' + name, generation, read_only)
+    def standing(self, name='x', generation=1, newest=0):
+        return handles.Standing(name, 'id-' + name, generation, newest)
 
     def create(self, name='x', generation=1):
         self.handles.create(self.standing(name, generation), units.Gi)
@@ -63,6 +66,51 @@ class OneVolumeTest(HandlesTestCase):
         self.assertEqual(2 * units.Gi, self.node.volumes.disks['x'].size)
         self.assertEqual(2 * units.Gi // 512,
                          self.mapper.nodes['x-handle'].table[0].length)
+
+    def under(self):
+        return self.mapper.devices()['x-handle'].under
+
+    def over_an_engine(self):
+        self.node.volumes.create('x', units.Gi, frozenset())
+        self.mapper.create('x-clone', [interface.Segment(
+            0, GIB_SECTORS, 'linear', '/dev/group/x 0')])
+        self.handles.lay_on_engine('x', units.Gi, handles.Beneath(
+            '/dev/mapper/x-clone', GIB_SECTORS))
+
+    def test_extend_of_a_moving_volume_adds_what_no_engine_knows_of(self):
+        self.over_an_engine()
+        self.assertEqual(('x-clone',), self.under())
+        for gigabytes in (2, 3):
+            self.handles.extend('x', gigabytes * units.Gi)
+            self.assertEqual(('x-clone', 'group-x'), self.under())
+            tail = self.mapper.nodes['x-handle'].table[1]
+            self.assertEqual((GIB_SECTORS, (gigabytes - 1) * GIB_SECTORS,
+                              '/dev/group/x %d' % GIB_SECTORS),
+                             (tail.start, tail.length, tail.arguments))
+
+    def test_extended_volume_stands_alone_in_one_piece(self):
+        self.over_an_engine()
+        self.handles.extend('x', 2 * units.Gi)
+        self.handles.lay('x')
+        self.assertEqual([interface.Segment(0, 2 * GIB_SECTORS, 'linear',
+                                            '/dev/group/x 0')],
+                         self.mapper.nodes['x-handle'].table)
+
+    def test_extend_without_a_handle_makes_none(self):
+        # What it would have to lie on is not known.
+        self.create()
+        self.node.cut_power()
+        self.handles.extend('x', 2 * units.Gi)
+        self.assertEqual({}, self.mapper.nodes)
+
+    def test_sealed_copy_stays_read_only_whatever_it_lies_on(self):
+        self.over_an_engine()
+        self.handles.seal('x', 2)
+        self.assertEqual(('x-clone',), self.under())
+        self.assertTrue(self.mapper.nodes['x-handle'].read_only)
+        self.handles.lay('x')
+        self.assertEqual(('group-x',), self.under())
+        self.assertTrue(self.mapper.nodes['x-handle'].read_only)
 
     def test_path_is_that_of_the_handle(self):
         self.assertEqual('/dev/mapper/x-handle', self.handles.path('x'))
@@ -146,13 +194,22 @@ class StandTest(HandlesTestCase):
 
     def test_source_of_a_move_comes_back_read_only(self):
         self.after_a_power_cut('x')
-        self.stand(self.standing(read_only=True))
+        self.tag(superseded=2)
+        self.assertEqual({}, self.stand(self.standing(newest=2)))
         self.assertTrue(self.mapper.nodes['x-handle'].read_only)
 
     def test_writable_handle_of_a_sealed_source_is_sealed(self):
         self.create()
-        self.stand(self.standing(read_only=True))
+        self.tag(superseded=2)
+        self.stand(self.standing(newest=2))
         self.assertTrue(self.mapper.nodes['x-handle'].read_only)
+
+    def test_copy_that_the_volume_has_moved_on_from_is_not_activated(self):
+        self.after_a_power_cut('x')
+        self.tag(superseded=2)
+        failures = self.stand(self.standing())
+        self.assertIn('moved on as generation 2', str(failures['x']))
+        self.assertEqual({}, self.mapper.nodes)
 
     def test_handle_on_the_wrong_device_is_put_right(self):
         self.create('x')

@@ -49,12 +49,12 @@ class SourceTest(unittest.TestCase):
         # A power cut in between must not let the old copy be written.
         self.source.seal_source(self.move)
         self.assertLess(self.called().index('retag'),
-                        self.called().index('reload'))
+                        self.called().index('make_read_only'))
 
     def test_what_was_written_is_durable_before_it_is_sealed(self):
         self.source.seal_source(self.move)
         self.assertLess(self.called().index('flush'),
-                        self.called().index('reload'))
+                        self.called().index('make_read_only'))
 
     def test_unexport(self):
         self.source.export_source(self.move)

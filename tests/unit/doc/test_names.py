@@ -75,7 +75,10 @@ class NamesTest(base.BaseTestCase):
         facts = {fact for rules in table.TABLE.values()
                  for transition in rules.transitions
                  for fact in transition.facts}
-        described = re.findall(r'^``(\w+)`` +(?:steps|database|engine) ',
+        facts |= {step.when for rules in table.TABLE.values()
+                  for step in rules.steps if step.when}
+        described = re.findall(r'^``(\w+)`` +'
+                               r'(?:steps|database|engine|source) ',
                                page, re.MULTILINE)
         self.assertEqual(sorted(facts), sorted(described))
 

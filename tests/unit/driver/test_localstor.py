@@ -187,12 +187,22 @@ class VolumeTest(DriverTestCase):
         self.assertEqual(3 * units.Gi, self.cloud.nodes[
             base.A].volumes.disks[self.volume.name].size)
 
-    def test_moving_volume_is_not_extended(self):
+    def test_moving_volume_is_extended(self):
         self.cloud.move(self.volume)
+        self.make(base.B).extend_volume(self.cloud.refresh(self.volume), 3)
+        name = self.cloud.refresh(self.volume).name
+        self.assertEqual(3 * units.Gi, self.cloud.nodes[
+            base.B].volumes.disks[name].size)
+
+    def test_volume_that_may_yet_go_back_is_not_extended(self):
+        self.cloud.reserve(self.volume, {'host': 'a'})
+        self.cloud.reserve(self.volume)
+        self.cloud.move(self.volume)
+        self.override('localstor_peer_timeout', 1)
         error = self.assertRaises(
             exception.VolumeIsMoving, self.make(base.B).extend_volume,
             self.cloud.refresh(self.volume), 3)
-        for part in (self.volume.id, base.B, 'extending', 'migrating'):
+        for part in (self.volume.id, base.B, 'extending', 'starting'):
             self.assertIn(part, str(error))
 
     def test_volume_deleted_in_mid_move_leaves_nothing_on_either_node(self):

@@ -20,7 +20,7 @@ OFF, RUNNING, DONE, FAILED, MISSING = (
 class FactsTest(base.TestCase):
 
     def facts(self, hydration=OFF, local=0, attached=(), leaving=(),
-              state='migrating', done=()):
+              state='migrating', done=(), used=True):
         self.arriving = mock.Mock()
         self.arriving.progress.return_value = engine.Progress(
             hydration, local, 100)
@@ -29,7 +29,7 @@ class FactsTest(base.TestCase):
         self.look = mock.Mock(return_value={})
         move = mock.Mock(state=state, done=done, leaving=leaving)
         return executor.Facts(self.ctxt, move, self.arriving, None,
-                              self.look)
+                              self.look, lambda host, move: used)
 
     @ddt.data(((), (), True, True), (('old',), ('old',), False, True),
               (('new',), ('old',), True, False),
@@ -40,6 +40,23 @@ class FactsTest(base.TestCase):
         facts = self.facts(attached=attached, leaving=leaving)
         self.assertEqual((source, destination), (
             facts.holds('source_left'), facts.holds('destination_left')))
+
+    @ddt.data((('old',), ('old',), False), (('new',), ('old',), True),
+              (('new',), (), True), ((), (), False))
+    @ddt.unpack
+    def test_wanted(self, attached, leaving, expected):
+        facts = self.facts(attached=attached, leaving=leaving)
+        self.assertEqual(expected, facts.holds('wanted'))
+
+    @ddt.data((0, False), (1, True))
+    @ddt.unpack
+    def test_written(self, local, expected):
+        self.assertEqual(expected, self.facts(OFF, local).holds('written'))
+
+    @ddt.data(True, False)
+    def test_source_unused(self, used):
+        self.assertEqual(not used,
+                         self.facts(used=used).holds('source_unused'))
 
     @ddt.data((OFF, 0, True), (OFF, 1, False), (RUNNING, 0, False),
               (MISSING, 0, False), (FAILED, 0, False), (DONE, 100, False))
@@ -129,15 +146,27 @@ class ExecutorTest(base.TestCase):
         with mock.patch.object(source, 'export_source', fail), \
                 mock.patch.object(source, 'seal_source', ran.append):
             self.assertRaises(exception.LocalStorException, runner.run,
-                              move.transfer, ['export_source',
-                                              'seal_source'])
+                              self.ctxt, move.transfer,
+                              ['export_source', 'seal_source'])
         self.assertEqual(['export_source'], ran)
 
-    def test_step_that_nobody_knows_is_refused(self):
+    def test_step_of_another_state_is_refused(self):
+        # A late one could bring back what the move has taken away since.
         move = self.begun()
-        for name in ('__init__', 'progress', 'nonsense'):
-            self.assertRaises(KeyError, self.executor(base.A)._steps.run,
-                              move.transfer, [name])
+        for name in ('__init__', 'progress', 'nonsense', 'create_destination',
+                     'delete_source'):
+            error = self.assertRaises(
+                exception.StepTooLate, self.executor(base.A)._steps.run,
+                self.ctxt, move.transfer, [name])
+            self.assertIn(name, str(error))
+
+    def test_step_of_a_move_that_has_ended_is_refused(self):
+        move = self.begun()
+        self.cloud.settle()
+        self.assertRaises(
+            exception.StepTooLate, self.executor(base.A)._steps.run,
+            self.ctxt, move.transfer, ['export_source'])
+        self.assertEqual(set(), self.cloud.nodes[base.A].target.exported())
 
     def test_steps_of_one_side_are_one_request(self):
         asked = []

@@ -17,7 +17,7 @@ class MoverTestCase(base.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.cloud = base.Cloud(self)
+        self.cloud = base.Cloud(self, (base.A, base.B, base.C))
         self.volume = self.cloud.create_volume()
 
     def state(self):
@@ -80,14 +80,6 @@ class FirstAttachTest(MoverTestCase):
         self.cloud.move(self.volume, to=base.A)
         self.cloud.settle()
         self.assertEqual(3, rows.generation_of(self.ctxt, self.volume.id))
-        self.assert_whole()
-
-    def test_second_move_of_a_moving_volume_is_refused(self):
-        self.cloud.move(self.volume)
-        error = self.assertRaises(exception.VolumeIsMoving, self.cloud.move,
-                                  self.volume, to=base.A)
-        self.assertIn(self.volume.id, str(error))
-        self.cloud.settle()
         self.assert_whole()
 
     def test_two_volumes_move_in_both_directions(self):
@@ -174,13 +166,42 @@ class LiveMigrationTest(MoverTestCase):
         self.cloud.settle()
         self.assert_whole()
 
+    def open_source(self, count=1):
+        self.cloud.nodes[base.A].device_mapper.nodes[
+            self.source_copy + '-handle'].open_count = count
+
+    def test_volume_that_may_yet_go_back_does_not_move_on(self):
+        error = self.assertRaises(exception.VolumeIsMoving, self.cloud.move,
+                                  self.volume, to=base.C)
+        self.assertIn(self.volume.id, str(error))
+
+    def test_lost_detach_of_the_source_is_seen_by_its_handle(self):
+        self.open_source()
+        self.cloud.write(self.volume, 2, 'written after the switch-over')
+        self.cloud.watch()
+        self.assertEqual(table.State.STARTING, self.state())
+        self.open_source(0)
+        self.cloud.settle()
+        self.assertEqual(base.B, self.cloud.host_of(self.volume))
+        self.assert_whole()
+
+    def test_source_that_is_away_is_not_taken_for_unused(self):
+        self.cloud.write(self.volume, 2, 'written after the switch-over')
+        self.cloud.down.add(base.A)
+        self.cloud.watch()
+        self.assertEqual(table.State.STARTING, self.state())
+        self.cloud.settle()
+        self.assert_whole()
+
     def test_written_destination_is_kept_though_it_left_first(self):
+        self.open_source()
         self.cloud.write(self.volume, 2, 'written after the switch-over')
         self.second.destroy()
         for _time in range(3):
             self.cloud.watch()
         self.assertEqual(table.State.STARTING, self.state())
         self.first.destroy()
+        self.open_source(0)
         self.cloud.settle()
         self.assertEqual(base.B, self.cloud.host_of(self.volume))
         self.assert_whole()
@@ -201,6 +222,226 @@ class LiveMigrationTest(MoverTestCase):
         self.assert_whole()
 
 
+class NotWantedTest(MoverTestCase):
+
+    def test_volume_stays_when_the_attachment_is_gone_by_then(self):
+        attachment = self.cloud.reserve(self.volume)
+        begin = rows.begin
+
+        def give_up(*args):
+            attachment.destroy()
+            return begin(*args)
+        with mock.patch.object(rows, 'begin', give_up):
+            self.assertRaises(exception.NotWanted, self.cloud.move,
+                              self.volume)
+        self.assertEqual(base.A, self.cloud.host_of(self.volume))
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_late_request_on_the_node_that_it_has_left_is_refused(self):
+        stale = self.cloud.refresh(self.volume)
+        self.cloud.move(self.volume)
+        self.assertRaises(
+            exception.VolumeElsewhere, self.cloud.movers[base.A].begin,
+            self.ctxt, stale, self.cloud.services[base.C])
+        self.cloud.settle()
+        self.assert_whole()
+
+
+class LeftOverExportTest(MoverTestCase):
+
+    def test_export_that_no_move_knows_of_is_taken_away_at_the_start(self):
+        self.cloud.move(self.volume)
+        target = self.cloud.nodes[base.A].target
+        exports = dict(target.exports)
+        self.cloud.settle()
+        target.exports.update(exports)
+        self.cloud.boot(base.A)
+        self.assert_whole()
+
+
+class ExtendTest(MoverTestCase):
+
+    def extend(self, gigabytes=2):
+        volume = self.cloud.refresh(self.volume)
+        self.cloud.movers[self.cloud.host_of(volume)].extend(
+            self.ctxt, volume, gigabytes * units.Gi)
+        volume.size = gigabytes
+        volume.save()
+        for number in range(16 * gigabytes - 16, 16 * gigabytes):
+            self.cloud.write(self.volume, number, 'extended %d' % number)
+
+    def test_volume_grows_in_mid_move(self):
+        self.cloud.move(self.volume)
+        self.extend(2)
+        self.cloud.watch()
+        self.extend(3)
+        self.assertEqual(self.cloud.content[self.volume.id],
+                         self.cloud.read(self.volume))
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_grown_volume_comes_back_after_a_power_cut(self):
+        self.cloud.move(self.volume)
+        self.extend()
+        self.cloud.nodes[base.B].cut_power()
+        self.cloud.boot(base.B)
+        self.cloud.watch()
+        self.assertEqual(self.cloud.content[self.volume.id],
+                         self.cloud.read(self.volume))
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_grown_volume_moves_on(self):
+        self.cloud.move(self.volume)
+        self.extend()
+        self.cloud.move(self.volume, to=base.C)
+        self.extend(3)
+        self.assertEqual(self.cloud.content[self.volume.id],
+                         self.cloud.read(self.volume))
+        self.cloud.settle()
+        self.assert_whole()
+
+
+@ddt.ddt
+class ChainTest(MoverTestCase):
+    """A volume moves on, or back, while it still arrives."""
+
+    def away(self, *hosts):
+        """Nobody copies on these nodes."""
+        for host in hosts:
+            self.cloud.nodes[host].device_mapper.hydrate = lambda: None
+
+    def back(self, *hosts):
+        for host in hosts:
+            del self.cloud.nodes[host].device_mapper.hydrate
+
+    @ddt.data(base.A, base.C)
+    def test_volume_moves_on_while_it_arrives(self, end):
+        self.cloud.move(self.volume)
+        self.cloud.write(self.volume, 3, 'on the second node')
+        self.cloud.move(self.volume, to=end)
+        self.assertEqual(end, self.cloud.host_of(self.volume))
+        self.cloud.write(self.volume, 4, 'on the third node')
+        self.assertEqual(self.cloud.content[self.volume.id],
+                         self.cloud.read(self.volume))
+        self.cloud.settle()
+        self.assert_whole()
+
+    @ddt.data(base.A, base.C)
+    def test_last_move_ends_first(self, end):
+        self.cloud.move(self.volume)
+        self.away(base.B)
+        self.cloud.write(self.volume, 3, 'on the second node')
+        self.cloud.watch()
+        self.cloud.move(self.volume, to=end)
+        self.cloud.settle()
+        self.assertEqual(end, self.cloud.host_of(self.volume))
+        self.assert_whole()
+
+    @ddt.data(base.A, base.C)
+    def test_first_move_ends_first(self, end):
+        self.cloud.move(self.volume)
+        self.away(end)
+        self.cloud.move(self.volume, to=end)
+        for _time in range(5):
+            self.cloud.watch()
+            self.cloud.hydrate()
+        self.assertEqual(1, len(rows.for_volume(self.ctxt, self.volume.id)))
+        handle = self.cloud.nodes[base.B].device_mapper.nodes[
+            'volume-%s-handle' % self.volume_on(base.B)]
+        self.assertTrue(handle.read_only)
+        self.back(end)
+        self.cloud.settle()
+        self.assert_whole()
+
+    def volume_on(self, host):
+        """The id in the name of the copy that the last move reads."""
+        last = rows.for_volume(self.ctxt, self.volume.id)[-1].transfer
+        self.assertEqual(host, last.source_host)
+        return last.source_name.removeprefix('volume-')
+
+    def test_five_moves_at_once(self):
+        for host in (base.B, base.C, base.A, base.B, base.C):
+            self.cloud.move(self.volume, to=host)
+            self.cloud.write(self.volume, 3, 'on ' + host)
+        self.assertEqual(5, len(rows.for_volume(self.ctxt, self.volume.id)))
+        self.assertEqual(self.cloud.content[self.volume.id],
+                         self.cloud.read(self.volume))
+        self.cloud.settle()
+        self.assertEqual(base.C, self.cloud.host_of(self.volume))
+        self.assert_whole()
+
+    def test_live_migration_of_an_arriving_volume_is_taken_back(self):
+        first = self.cloud.reserve(self.volume)
+        self.cloud.move(self.volume)
+        first.connector = {'host': 'b'}
+        first.save()
+        second = self.cloud.reserve(self.volume)
+        self.cloud.move(self.volume, to=base.C)
+        second.destroy()
+        self.cloud.watch()
+        self.assertEqual(base.B, self.cloud.host_of(self.volume))
+        self.cloud.write(self.volume, 5, 'home again')
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_lost_destination_of_an_aborted_move_is_in_nobodys_way(self):
+        first = self.cloud.reserve(self.volume, {'host': 'a'})
+        second = self.cloud.reserve(self.volume)
+        self.cloud.move(self.volume)
+        second.destroy()
+        self.cloud.down.add(base.B)
+        move = rows.for_volume(self.ctxt, self.volume.id)[0]
+        rows.change_state(self.ctxt, move, table.State.ABORTING.value,
+                          swap=True)
+        first.destroy()
+        self.cloud.move(self.volume, to=base.C)
+        self.cloud.write(self.volume, 5, 'on the third node')
+        self.cloud.settle()
+        self.assertEqual(base.C, self.cloud.host_of(self.volume))
+        self.assert_whole()
+
+    @ddt.data(base.A, base.C)
+    def test_delete_leaves_nothing_on_any_node(self, end):
+        self.cloud.move(self.volume)
+        self.cloud.watch()
+        self.cloud.move(self.volume, to=end)
+        volume = self.cloud.refresh(self.volume)
+        self.cloud.movers[end].discard(self.ctxt, volume.id)
+        volume.destroy()
+        self.cloud.settle()
+        self.assertEqual([], self.cloud.leftovers([]))
+
+    @ddt.data(base.A, base.B, base.C)
+    def test_any_node_loses_power(self, host):
+        self.cloud.move(self.volume)
+        self.cloud.write(self.volume, 3, 'on the second node')
+        self.cloud.watch()
+        self.cloud.move(self.volume, to=base.C)
+        self.cloud.write(self.volume, 4, 'on the third node')
+        self.cloud.watch()
+        self.cloud.nodes[host].cut_power()
+        self.cloud.boot(host)
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_lost_first_node_does_not_matter_once_all_has_arrived(self):
+        self.cloud.move(self.volume)
+        self.cloud.watch()
+        self.cloud.move(self.volume, to=base.C)
+        self.cloud.watch()
+        self.cloud.nodes[base.C].device_mapper.hydrate()
+        self.cloud.down.add(base.A)
+        for _time in range(3):
+            self.cloud.watch()
+        self.assertNotIn('-clone', ' '.join(
+            self.cloud.nodes[base.B].device_mapper.nodes))
+        self.assertEqual({}, self.cloud.nodes[base.B].volumes.disks)
+        self.cloud.settle()
+        self.assert_whole()
+
+
 class DiscardTest(MoverTestCase):
 
     def setUp(self):
@@ -209,8 +450,7 @@ class DiscardTest(MoverTestCase):
 
     def delete(self):
         volume = self.cloud.refresh(self.volume)
-        self.cloud.movers[base.B].discard(
-            self.ctxt, rows.for_volume(self.ctxt, volume.id)[0])
+        self.cloud.movers[base.B].discard(self.ctxt, volume.id)
         self.cloud.movers[base.B]._handles.delete(volume.name)
         volume.destroy()
 
@@ -424,10 +664,10 @@ class BusyDeleteTest(MoverTestCase):
                                    move_id='m', state='preparing')):
             self.assertRaises(exception.LocalStorException,
                               self.cloud.move, self.volume)
-        move = rows.for_volume(self.ctxt, self.volume.id)[0]
-        self.assertEqual(table.State.PREPARING, move.state)
+        self.assertEqual(table.State.PREPARING, self.state())
         self.assertRaises(exception.VolumeInUse,
-                          self.cloud.movers[base.A].discard, self.ctxt, move)
+                          self.cloud.movers[base.A].discard, self.ctxt,
+                          self.volume.id)
         self.cloud.settle()
         self.assertEqual(base.A, self.cloud.host_of(self.volume))
         self.assert_whole()
@@ -440,7 +680,7 @@ class BusyDeleteTest(MoverTestCase):
         handle.open_count = 1
         self.assertRaises(exception.VolumeInUse,
                           self.cloud.movers[base.B].discard, self.ctxt,
-                          rows.for_volume(self.ctxt, self.volume.id)[0])
+                          self.volume.id)
         handle.open_count = 0
         self.cloud.settle()
         self.assert_whole()
@@ -455,9 +695,8 @@ class BusyDeleteTest(MoverTestCase):
         rows.change_state(self.ctxt, move, table.State.ABORTING.value,
                           swap=True)
         first.destroy()
-        move = rows.for_volume(self.ctxt, self.volume.id)[0]
         volume = self.cloud.refresh(self.volume)
-        self.cloud.movers[base.A].discard(self.ctxt, move)
+        self.cloud.movers[base.A].discard(self.ctxt, volume.id)
         self.cloud.movers[base.A]._handles.delete(volume.name)
         volume.destroy()
         self.cloud.settle()

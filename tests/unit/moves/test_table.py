@@ -69,6 +69,12 @@ class TableTest(unittest.TestCase):
         self.assertIn(table.TABLE[state].owner, SIDES)
 
     @ddt.data(*STATES)
+    def test_steps_of_a_state_that_serves_build_it_again(self, state):
+        serving = {step.name for step in table.SERVE + table.RECONNECT}
+        self.assertEqual(table.TABLE[state].serves,
+                         serving <= table.steps_of(state))
+
+    @ddt.data(*STATES)
     def test_owner_changes_with_the_identity(self, state):
         # The owner is the node that the user's volume lives on.
         for found in table.TABLE[state].transitions:
@@ -80,8 +86,10 @@ class TableTest(unittest.TestCase):
 
     @ddt.data(*STATES)
     def test_every_fact_can_be_read(self, state):
-        for found in table.TABLE[state].transitions:
-            for name in found.facts:
+        rules = table.TABLE[state]
+        for facts in ([found.facts for found in rules.transitions]
+                      + [(step.when,) for step in rules.steps if step.when]):
+            for name in facts:
                 self.assertTrue(callable(getattr(executor.Facts,
                                                  '_' + name)))
 
@@ -90,7 +98,7 @@ class TableTest(unittest.TestCase):
         rules = table.TABLE[state]
         if rules.steps:
             for found in rules.transitions:
-                self.assertIn('ready', found.facts)
+                self.assertTrue('ready' in found.facts or found.at_once)
 
     def test_hydration_starts_after_the_source_is_sealed(self):
         names = [step.name for step
@@ -102,7 +110,9 @@ class TableTest(unittest.TestCase):
         for state, rules in table.TABLE.items():
             for found in rules.transitions:
                 if found.to is table.State.MIGRATING:
-                    self.assertIn('source_left', found.facts, state)
+                    self.assertTrue(
+                        {'source_left', 'source_unused'}.intersection(
+                            found.facts), state)
 
     def test_source_is_deleted_last_and_only_when_all_is_local(self):
         for state, rules in table.TABLE.items():

@@ -133,7 +133,7 @@ class CallTest(RpcTestCase):
 @ddt.ddt
 class ExposedTest(RpcTestCase):
 
-    METHODS = {'identify', 'examine', 'run', 'drive'}
+    METHODS = {'identify', 'examine', 'run', 'is_source_used', 'drive'}
 
     def test_these_methods_and_no_others(self):
         self.assertEqual(self.METHODS, {
