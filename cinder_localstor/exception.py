@@ -140,6 +140,16 @@ class StepTooLate(LocalStorException):
                 "more. A late request is refused; nothing is to be done.")
 
 
+class NoSuchMove(LocalStorException):
+    message = _("There is no move %(move_id)s: it has ended. "
+                "'cinder-localstor status' shows those that run.")
+
+
+class NotAbandoned(LocalStorException):
+    message = _("Move %(move_id)s (%(state)s) can't go on without "
+                "%(host)s: %(reason)s.")
+
+
 class NotWanted(LocalStorException):
     message = _("Nobody waits for volume %(volume_id)s at %(peer)s any more, "
                 "so it stays on %(host)s. Attach it again.")

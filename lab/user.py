@@ -112,6 +112,17 @@ class User:
                     volume_id, found, status))
             time.sleep(0.1)
 
+    def extend_volume(self, volume_id: str, size: int) -> None:
+        """Grow a volume to `size` GiB, attached or not, and wait for it."""
+        before = self.show(volume_id)['status']
+        self._api.post('/volumes/%s/action' % volume_id,
+                       json={'os-extend': {'new_size': size}})
+        self.wait_for_status(volume_id, before)
+        found = self.show(volume_id)['size']
+        if found != size:
+            raise VolumeError('volume %s has %s GiB, not %d' % (
+                volume_id, found, size))
+
     def delete_volume(self, volume_id: str, timeout: float = PATIENCE
                       ) -> None:
         """Delete a volume and wait until it is gone."""

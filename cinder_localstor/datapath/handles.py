@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handles, and the volumes that stand still."""
 
+from collections.abc import Container
 from contextlib import AbstractContextManager
 import dataclasses
 
@@ -177,14 +178,20 @@ class Handles:
                     self._node.volumes.path(volume.name), start)))
         return table
 
-    def stand(self, wanted: list[Standing]) -> dict[str, Exception]:
+    def stand(self, wanted: list[Standing], others: Container[str] = ()
+              ) -> dict[str, Exception]:
         """Build the missing handles of standing volumes.
 
         One bad volume does not keep the others from being built.
 
+        :param others: names of copies that somebody else takes care of
         :returns: what went wrong, by name of the copy
         """
         volumes = self._node.volumes.logical_volumes()
+        known = {standing.name for standing in wanted}
+        for name, volume in volumes.items():
+            if name not in known and name not in others:
+                self._tell_of_stranger(volume)
         devices = self._node.device_mapper.devices()
         failures: dict[str, Exception] = {}
         for standing in wanted:
@@ -195,6 +202,17 @@ class Handles:
                           {'name': standing.name, 'error': error})
                 failures[standing.name] = error
         return failures
+
+    @staticmethod
+    def _tell_of_stranger(volume: interface.LogicalVolume) -> None:
+        found = transfer.read_tags(volume.tags)
+        if 'volume' in found:
+            LOG.warning(
+                'Logical volume %(name)s holds generation %(generation)s of '
+                'volume %(volume)s, which lives elsewhere or is deleted. It '
+                'is not activated; remove it when nobody needs it any more.',
+                {'name': volume.name, 'volume': found['volume'],
+                 'generation': found.get('generation', '?')})
 
     def _stand_one(self, standing: Standing,
                    volumes: dict[str, interface.LogicalVolume],

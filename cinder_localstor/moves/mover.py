@@ -320,8 +320,21 @@ class Mover:
                                       move.transfer.generation - 1,
                                       newest=move.transfer.generation)
                      for move in moves if self._needs_source(move)]
-        self._handles.stand(list({copy.name: copy for copy in standing
-                                  if copy.name not in arriving}.values()))
+        for move in moves:
+            if (move.transfer.source_host == self.host
+                    and not self._needs_source(move)):
+                LOG.info('Copy %(name)s is not activated: volume %(volume)s '
+                         'has moved on as generation %(generation)d',
+                         {'name': move.transfer.source_name,
+                          'volume': move.volume_id,
+                          'generation': move.transfer.generation})
+        leaving = {move.transfer.source_name for move in moves
+                   if move.transfer.source_host == self.host}
+        self._handles.stand(
+            list({copy.name: copy for copy in standing
+                  if copy.name not in arriving}.values()),
+            others=(arriving | leaving
+                    | rows.passing_copies(ctxt, self.host)))
         self._tend_exports()
 
     def _needs_source(self, move: rows.Move) -> bool:

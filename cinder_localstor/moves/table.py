@@ -187,6 +187,13 @@ UNDONE_BY_FAILURE = (State.PREPARING,)
 
 FINAL = (State.SUCCESS, State.ABORTED, State.DISCARDED)
 
+# The side whose loss for good an operator may take for granted, by state.  In
+# others the lost node holds what no other node has.
+ABANDONABLE = {State.STARTING: Side.DESTINATION,
+               State.ABORTING: Side.DESTINATION,
+               State.COMPLETING: Side.SOURCE,
+               State.DISCARDING: Side.SOURCE}
+
 # Steps after which a move has no more to do with its destination's copy
 LETS_GO = ('keep_destination', 'delete_destination')
 

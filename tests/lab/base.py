@@ -24,7 +24,7 @@ NATIVE_THREADS = {'OS_CINDER_DISABLE_EVENTLET_PATCHING': '1'}
 def cloud():
     """The lab of all tests, up."""
     found = clouds.Cloud(os.environ.get('LOCALSTOR_LAB', 'test'))
-    found.up(nodes=2)
+    found.up(nodes=3)
     # One node with eventlet, one with native threads: each test tries both.
     node = found.node('node2')
     if not NATIVE_THREADS.items() <= node.environment.items():
@@ -34,7 +34,7 @@ def cloud():
 
 
 class LabTestCase(testtools.TestCase):
-    """A test with a cloud of two nodes and a user."""
+    """A test with a cloud of three nodes and a user."""
 
     def setUp(self):
         super().setUp()

@@ -30,6 +30,18 @@ class LiveMigrationTest(base.LabTestCase):
         self.assertEqual(content, self.checksum(self.second))
         self.assertEqual(self.destination.name, self.home(self.volume).name)
 
+    def test_lost_detach_is_seen_by_the_source_that_nobody_uses(self):
+        guest = ('exec 3<%s; echo $$ >/run/guest; exec sleep 1000'
+                 % self.first.device)
+        self.source.run(['sh', '-c', '(%s) >/dev/null 2>&1 &' % guest])
+        self.write(self.second, offset=16, size=32)
+        content = self.checksum(self.second)
+        time.sleep(12)
+        self.assertIn('no_hydration', self.status(self.second))
+        self.source.run(['sh', '-c', 'kill $(cat /run/guest)'])
+        self.wait_until_arrived(self.second)
+        self.assertEqual(content, self.checksum(self.second))
+
     def test_migration_that_fails_leaves_the_volume_where_it_was(self):
         self.write(self.first, offset=16, size=32)
         content = self.checksum(self.first)

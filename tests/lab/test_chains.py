@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+
+from tests.lab import base
+
+
+class ChainTest(base.LabTestCase):
+    """A volume moves on, or back, or grows, while it still arrives (H15)."""
+
+    volume_type = 'local'
+
+    def setUp(self):
+        super().setUp()
+        self.volume = self.create(size=2, volume_type=self.volume_type)
+        home = self.home(self.volume)
+        self.first, self.second, self.third = sorted(
+            self.nodes, key=lambda node: node is not home)
+        attachment = self.attach(self.volume, self.first)
+        self.write(attachment, size=200)
+        self.pieces = [(0, 200, self.checksum(attachment, size=200))]
+        self.detach(attachment)
+        self.attachment = None
+        self.go_to(self.second)
+
+    def go_to(self, node):
+        if self.attachment:
+            self.detach(self.attachment)
+        self.attachment = self.attach(self.volume, node)
+        self.wait_until_hydration_runs(self.attachment)
+
+    def add(self, offset, size=10):
+        self.write(self.attachment, offset=offset, size=size)
+        self.pieces.append((offset, size, self.checksum(
+            self.attachment, offset=offset, size=size)))
+
+    def assert_whole(self):
+        for offset, size, content in self.pieces:
+            self.assertEqual(content, self.checksum(
+                self.attachment, offset=offset, size=size))
+
+    def assert_arrives(self):
+        self.assert_whole()
+        self.wait_until_arrived(self.attachment)
+        self.assert_whole()
+
+    def moves(self):
+        return [row for row in self.user.volumes()
+                if row['migration_status'] == 'target:' + self.volume]
+
+    def test_on_to_a_third_node(self):
+        self.add(offset=1000)
+        self.go_to(self.third)
+        self.assertEqual(2, len(self.moves()))
+        self.add(offset=1100)
+        self.assert_arrives()
+
+    def test_back_to_the_first_node(self):
+        self.add(offset=1000)
+        self.go_to(self.first)
+        self.assertEqual(2, len(self.moves()))
+        self.add(offset=1100)
+        self.assert_arrives()
+
+    def test_delete_while_two_moves_run(self):
+        self.go_to(self.third)
+        self.detach(self.attachment)
+        self.delete(self.volume)
+
+    def test_power_cut_in_the_middle(self):
+        self.add(offset=1000)
+        self.go_to(self.third)
+        self.add(offset=1100)
+        self.second.kill()
+        self.second.start()
+        self.assert_arrives()
+
+    def test_extend_in_mid_move_and_on(self):
+        self.add(offset=1000)
+        self.user.extend_volume(self.volume, 3)
+        # Beyond what the move knows of, and over its end
+        self.add(offset=2040, size=20)
+        self.assert_whole()
+        self.go_to(self.third)
+        self.assert_arrives()
+
+
+class ThinLioChainTest(ChainTest):
+    """The same on thin LVs and LIO."""
+
+    volume_type = 'thin'
