@@ -4,9 +4,12 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 LAB := $(PYTHON) -W ignore -m lab
 READY := $(VENV)/.ready
+CARGO := cargo
+RUST_VERSION := 1.85
+WORKSPACES := hydrator lab/disk
 
-.PHONY: help setup demo test unit-test rust-test lab-test lab-kernel lab-up \
-        lab-down clean
+.PHONY: help setup demo test unit-test rust-test rust lab-test lab-programs \
+        lab-kernel lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -45,13 +48,26 @@ test: unit-test rust-test lab-test
 unit-test: setup
 	$(VENV)/bin/tox run
 
-rust-test: setup
-	cd hydrator && cargo fmt --all --check
-	cd hydrator && cargo clippy --locked --workspace --all-targets -- -D warnings
-	cd hydrator && cargo test --locked --workspace --release
+rust-test: setup rust
+	for workspace in $(WORKSPACES); do \
+	    (cd $$workspace && $(CARGO) fmt --all --check && \
+	     $(CARGO) clippy --locked --workspace --all-targets -- -D warnings && \
+	     $(CARGO) test --locked --workspace --release) || exit 1; \
+	done
+
+# What the lab runs of our own that is not Python
+lab-programs: rust
+	cd lab/disk && $(CARGO) build --locked --release
+
+rust:
+	@found=$$($(CARGO) --version 2>/dev/null | cut -d' ' -f2); \
+	printf '%s\n' $(RUST_VERSION) "$${found:-0}" | sort -V -C || { \
+	    echo "Rust $(RUST_VERSION) or later is needed, and cargo in the" \
+	         "PATH; found is $${found:-none}. See https://rustup.rs" >&2; \
+	    exit 1; }
 
 # The lab's own tests share one lab; it is taken down whatever comes of them.
-lab-test: setup
+lab-test: setup lab-programs
 	TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color; status=$$?; \
 	    $(LAB) --name test down && exit $$status
 
@@ -71,3 +87,4 @@ lab-down: setup
 
 clean: lab-down
 	rm -rf $(VENV) .lab .tox .stestr .mypy_cache doc/build
+	rm -rf $(addsuffix /target,$(WORKSPACES))
