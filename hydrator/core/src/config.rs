@@ -9,9 +9,11 @@ use core::time::Duration;
 pub struct Config {
     /// The move's id; metadata of another move are refused.
     pub move_id: [u8; 16],
-    /// Size of the volume, in bytes; a multiple of 4096.
+    /// Size of the volume, in bytes; a multiple of 4096. If it is more than the
+    /// metadata say, the volume opens as they say, to be extended.
     pub size: u64,
-    /// What there is of it on the source, in bytes; the rest reads as zeros.
+    /// What there is of it on the source, in bytes, a multiple of 4096; the
+    /// rest reads as zeros.
     pub source_size: u64,
     /// 512 or 4096 bytes; the same on all three devices.
     pub logical_block_size: u32,
@@ -22,9 +24,7 @@ pub struct Config {
     pub destination_zeroed: bool,
     /// The most guest requests at once.
     pub requests: usize,
-    /// Buffers of 4 KiB: at least 16. A write of `n` blocks to what is not
-    /// settled needs `n / 330 + 3` of them, or it waits for ever: 64 are
-    /// plenty for requests of 1 MiB.
+    /// Buffers of 4 KiB: at least 16; 64 are plenty.
     pub block_slots: u16,
     /// The most extents copied at once, and the buffers there are for them.
     pub copies: u16,
@@ -35,6 +35,9 @@ pub struct Config {
     pub journal_depth: usize,
     /// The most blocks that are local but not settled at once.
     pub unsettled: usize,
+    /// A discard (or write of zeroes) of more blocks than these is recorded as
+    /// a range, after a flush of the destination; smaller ones go like writes.
+    pub range_from: u32,
     /// How long a read waits for a source that does not answer; for ever if
     /// `None`.
     pub source_timeout: Option<Duration>,
@@ -68,6 +71,7 @@ impl Config {
             region_blocks: 256,
             journal_depth: 2,
             unsettled: 32768,
+            range_from: 64,
             source_timeout: None,
             rate: Rate {
                 limit: None,

@@ -13,8 +13,8 @@
 //! loop {
 //!     volume.request(now, request, &mut memory);         // for each guest request
 //!     volume.completed(now, io, result, &mut memory);    // for each completion
-//!     volume.wake(now, &mut memory);                     // when `wake_at` has come
-//!     volume.actions(now, &mut memory, |action| ...);    // once for all of these
+//!     volume.actions(now, &mut memory, |action| ...);    // once for all of these,
+//!                                                         // or when `wake_at` has come
 //! }
 //! ```
 //!
@@ -28,15 +28,27 @@
 
 pub mod bitmap;
 mod config;
+mod flushes;
+mod hydration;
 mod io;
 pub mod journal;
+mod log;
+mod map;
+mod opening;
+mod pace;
+mod rules;
+mod source;
 pub mod superblock;
+mod unsettled;
 mod volume;
+mod writes;
 
 pub use config::{Config, Rate};
 pub use io::{
     Action, BLOCK_SIZE, Buffer, Device, Failure, Io, Memory, Notice, OpenError, Operation, Request,
     Tag, Time,
 };
+#[cfg(feature = "mutants")]
+pub use rules::Rule;
 pub use superblock::metadata_size;
 pub use volume::{Copied, Progress, Volume};

@@ -24,8 +24,7 @@ pub const MIN_JOURNAL_BLOCKS: u64 = 8;
 pub const MAX_JOURNAL_BLOCKS: u64 = 1 << 20;
 
 const STARTED: u32 = 1;
-const HOLES: u32 = 2;
-const COMPLETE: u32 = 4;
+const COMPLETE: u32 = 2;
 const CHECKED: usize = 508;
 
 /// Whose metadata these are, and where they lie.
@@ -50,8 +49,6 @@ pub struct Superblock {
     pub bitmap_blocks: u64,
     /// The source is immutable: hydration may run.
     pub started: bool,
-    /// Remote blocks of the destination read as zeros.
-    pub holes: bool,
     /// Everything is local and in the bitmap.
     pub complete: bool,
 }
@@ -109,9 +106,8 @@ impl Superblock {
         block.fill(0);
         block[0..8].copy_from_slice(&MAGIC);
         block[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        let flags = if self.started { STARTED } else { 0 }
-            | if self.holes { HOLES } else { 0 }
-            | if self.complete { COMPLETE } else { 0 };
+        let flags =
+            if self.started { STARTED } else { 0 } | if self.complete { COMPLETE } else { 0 };
         block[12..16].copy_from_slice(&flags.to_le_bytes());
         block[16..32].copy_from_slice(&self.move_id);
         block[32..40].copy_from_slice(&self.generation.to_le_bytes());
@@ -154,7 +150,6 @@ impl Superblock {
             journal_blocks: u64_at(sector, 72),
             bitmap_blocks: u64_at(sector, 80),
             started: flags & STARTED != 0,
-            holes: flags & HOLES != 0,
             complete: flags & COMPLETE != 0,
         };
         found.check()?;
@@ -174,10 +169,12 @@ impl Superblock {
                 "size",
             ),
             (
-                self.source_size <= self.size
-                    && matches!(self.logical_block_size, 512 | 4096)
-                    && self.source_size % u64::from(self.logical_block_size) == 0,
-                "source size or logical block size",
+                self.source_size <= self.size && self.source_size % BLOCK_SIZE == 0,
+                "source size",
+            ),
+            (
+                matches!(self.logical_block_size, 512 | 4096),
+                "logical block size",
             ),
             (
                 (MIN_JOURNAL_BLOCKS..=MAX_JOURNAL_BLOCKS).contains(&self.journal_blocks),

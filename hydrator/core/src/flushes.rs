@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Flushes, the journal's groups, settling, and checkpoints.
+//!
+//! One flush is in flight at a time and covers what has completed when it is
+//! submitted; others wait and share the next one. What a flush has covered is
+//! *flushed*. The header of each group of the journal says up to where all is
+//! flushed; once such a header is durable, it is *settled*. A checkpoint
+//! records the same in the bitmap and moves the journal's tail.
+
+use crate::bitmap::{BLOCKS_PER_BITMAP_BLOCK, WORDS_PER_BITMAP_BLOCK};
+use crate::journal::{Header, encode_header};
+use crate::rules::Rule;
+use crate::superblock::JOURNAL_FIRST;
+use crate::volume::{io, kind};
+use crate::{Action, Device, Failure, Memory, Tag, Time, Volume};
+
+/// Bitmap blocks written at once.
+const BITMAP_WRITES: u32 = 4;
+/// What is local is recorded at least so often, in nanoseconds.
+const CHECKPOINT_EVERY: u64 = 5_000_000_000;
+/// Copied blocks are recorded when there are so many (128 MiB).
+pub(crate) const HYDRATED_MOST: u64 = 32768;
+
+/// A flush in flight.
+#[derive(Debug, Default)]
+struct Flush {
+    /// Intents up to this one are covered.
+    covers: u64,
+    /// A settled number that becomes durable with it.
+    settles: u64,
+    pending: u32,
+    failure: Option<Failure>,
+}
+
+/// Flushes, and what they have made durable.
+#[derive(Debug)]
+pub(crate) struct Flushes {
+    /// Flushes that have been submitted, from 1 on.
+    pub(crate) submitted: u64,
+    /// The last of them that has ended.
+    ended: u64,
+    /// Requests for the next flush, and for the one in flight.
+    waiting: Vec<Tag>,
+    covered: Vec<Tag>,
+    /// The core wants one itself.
+    wanted: bool,
+    current: Option<Flush>,
+    /// The metadata were written to since they were flushed.
+    metadata_dirty: bool,
+    /// Intents up to this one are durable, and so are their data.
+    pub(crate) flushed: u64,
+    /// A group that says so up to here is written.
+    said: u64,
+    /// Such a group with FUA is in flight.
+    being_said: u64,
+    /// Such a group is durable.
+    pub(crate) settled: u64,
+    /// Requests wait until this one is settled.
+    pub(crate) awaited: u64,
+    /// The next group is for them.
+    urgent: bool,
+}
+
+impl Default for Flushes {
+    fn default() -> Self {
+        Self {
+            submitted: 1,
+            ended: 1,
+            waiting: Vec::with_capacity(64),
+            covered: Vec::with_capacity(64),
+            wanted: false,
+            current: None,
+            metadata_dirty: false,
+            flushed: 0,
+            said: 0,
+            being_said: 0,
+            settled: 0,
+            awaited: 0,
+            urgent: false,
+        }
+    }
+}
+
+impl Flushes {
+    /// A flush is to be submitted.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted || !self.waiting.is_empty()
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.current.is_none() && !self.is_wanted()
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Step {
+    #[default]
+    Idle,
+    /// Waits for this flush.
+    Flush(u64),
+    /// Writes the bitmap, from this block of it on.
+    Bits(u64),
+    /// Flushes the metadata.
+    Sync,
+}
+
+/// The recording of what is local in the bitmap.
+#[derive(Debug, Default)]
+pub(crate) struct Checkpoint {
+    pub(crate) wanted: bool,
+    step: Step,
+    /// Intents up to this one are recorded.
+    covers: u64,
+    in_flight: u32,
+    last: Time,
+    pub(crate) wake_at: Option<Time>,
+}
+
+impl Checkpoint {
+    pub(crate) fn is_idle(&self) -> bool {
+        self.step == Step::Idle
+    }
+}
+
+impl Volume {
+    pub(crate) fn flush_requested(&mut self, tag: Tag) {
+        self.flushes.waiting.push(tag);
+    }
+
+    /// Submit the next flush, if one is wanted and may go.
+    pub(crate) fn submit_flush(&mut self) {
+        let drained = self.second_writes == 0 || !self.rules.keep(Rule::Drain);
+        if self.flushes.current.is_some() || !self.flushes.is_wanted() || !drained {
+            return;
+        }
+        if self.broken && !self.unsettled.is_empty() {
+            self.flushes.wanted = false;
+            while let Some(tag) = self.flushes.waiting.pop() {
+                self.answer(tag, Err(Failure::Io));
+            }
+            return;
+        }
+        let internal = self.flushes.waiting.is_empty();
+        let covers = if self.rules.keep(Rule::SettleBelowInFlight) {
+            self.log.low()
+        } else {
+            self.log.highest()
+        };
+        let flushes = &mut self.flushes;
+        core::mem::swap(&mut flushes.waiting, &mut flushes.covered);
+        flushes.wanted = false;
+        flushes.submitted += 1;
+        let devices = [
+            internal || self.rules.keep(Rule::FlushData),
+            flushes.metadata_dirty && (internal || self.rules.keep(Rule::FlushMetadata)),
+        ];
+        flushes.metadata_dirty = false;
+        flushes.current = Some(Flush {
+            covers,
+            settles: flushes.said,
+            pending: devices.iter().filter(|wanted| **wanted).count() as u32,
+            failure: None,
+        });
+        for (device, wanted) in [Device::Data, Device::Metadata].into_iter().zip(devices) {
+            if wanted {
+                self.actions.push_back(Action::Flush {
+                    io: io(kind::FLUSH, device as u64),
+                    device,
+                });
+            }
+        }
+        if devices == [false, false] {
+            self.end_flush();
+        }
+    }
+
+    pub(crate) fn flush_ended(&mut self, device: u64, result: Result<(), Failure>) {
+        let Some(flush) = &mut self.flushes.current else {
+            return;
+        };
+        flush.pending -= 1;
+        if let Err(failure) = result {
+            flush.failure = Some(failure);
+        }
+        let ended = flush.pending == 0;
+        if result.is_err() {
+            let data = device == Device::Data as u64;
+            self.fail(if data { Device::Data } else { Device::Metadata });
+        }
+        if ended {
+            self.end_flush();
+        }
+    }
+
+    fn end_flush(&mut self) {
+        let Some(flush) = self.flushes.current.take() else {
+            return;
+        };
+        self.flushes.ended = self.flushes.submitted;
+        if flush.failure.is_none() {
+            self.flushes.flushed = self.flushes.flushed.max(flush.covers);
+            self.hydration.flushed(self.flushes.ended);
+            self.settle(flush.settles);
+        }
+        let mut covered = core::mem::take(&mut self.flushes.covered);
+        for tag in covered.drain(..) {
+            self.answer(tag, flush.failure.map_or(Ok(()), Err));
+        }
+        self.flushes.covered = covered;
+        self.retry = true;
+    }
+
+    /// Intents up to this one are local for good, whatever happens.
+    fn settle(&mut self, sequence: u64) {
+        if self.broken {
+            return;
+        }
+        self.flushes.settled = self.flushes.settled.max(sequence);
+        while let Some((intent, block)) = self.log.intents.front().copied() {
+            if intent > sequence {
+                break;
+            }
+            self.log.intents.pop_front();
+            let entry = self.unsettled.get(&block);
+            if entry.is_some_and(|entry| entry.sequence == intent && entry.content) {
+                self.unsettled.remove(&block);
+                self.map.entry_removed(block);
+            }
+        }
+        self.retry = true;
+    }
+
+    /// Requests wait until something is settled: flush it, or say that it is.
+    pub(crate) fn settle_what_is_waited_for(&mut self) {
+        let flushes = &mut self.flushes;
+        if flushes.awaited <= flushes.settled || self.broken {
+            return;
+        }
+        if !self.rules.keep(Rule::SettledRecordDurable) && flushes.flushed >= flushes.awaited {
+            let flushed = flushes.flushed;
+            self.settle(flushed);
+        } else if flushes.flushed >= flushes.awaited {
+            if flushes.being_said >= flushes.awaited {
+                return;
+            }
+            let free = &mut self.free_blocks;
+            let group = if self.log.has_open() || self.log.has_room(1) {
+                self.log.open_group(|| free.pop())
+            } else {
+                None
+            };
+            match group {
+                Some(group) => {
+                    group.fua = true;
+                    self.flushes.urgent = true;
+                }
+                None => self.checkpoint.wanted = true,
+            }
+        } else if self.log.low() >= flushes.awaited && flushes.current.is_none() {
+            flushes.wanted = true;
+            self.submit_flush();
+        }
+    }
+
+    /// Hand out the groups of the journal that are full or need not wait.
+    pub(crate) fn hand_out_groups<M: Memory>(&mut self, memory: &mut M) {
+        if self.broken {
+            return;
+        }
+        if self.log.has_open()
+            && (self.flushes.urgent || self.log.writing < self.config.journal_depth)
+        {
+            self.log.seal();
+            self.flushes.urgent = false;
+        }
+        while let Some(mut group) = self.log.sealed.pop_front() {
+            group.settled = if self.rules.keep(Rule::SettleAfterFlush) {
+                self.flushes.flushed
+            } else {
+                self.log.low()
+            };
+            // A number is said of earlier groups only.
+            group.settled = group.settled.min(group.sequence - 1);
+            let header = Header {
+                epoch: self.superblock.epoch,
+                sequence: group.sequence,
+                settled: group.settled,
+                tail: self.log.tail,
+                entries: group.entries,
+            };
+            encode_header(&self.config.move_id, &header, memory.block_mut(group.slot));
+            let block = JOURNAL_FIRST + group.sequence % self.log.blocks;
+            let (slot, fua) = (group.slot, group.fua);
+            if fua {
+                self.flushes.being_said = self.flushes.being_said.max(group.settled);
+            }
+            let index = self.log.begun(group);
+            self.write_metadata(io(kind::JOURNAL, u64::from(index)), block, slot, fua);
+        }
+    }
+
+    pub(crate) fn group_ended<M: Memory>(
+        &mut self,
+        index: u32,
+        result: Result<(), Failure>,
+        memory: &mut M,
+    ) {
+        let Some(mut group) = self.log.ended(index) else {
+            return;
+        };
+        self.give_block(group.slot);
+        if result.is_err() {
+            self.fail(Device::Metadata);
+        } else {
+            self.flushes.said = self.flushes.said.max(group.settled);
+            if group.fua {
+                self.settle(group.settled);
+            } else {
+                self.flushes.metadata_dirty = true;
+            }
+            self.log.release(group.sequence);
+        }
+        for request in group.requests.drain(..) {
+            self.intent_ended(request, result, memory);
+        }
+        self.log.recycle(group.requests);
+    }
+
+    /// Whether there is something that a checkpoint would record.
+    fn has_something_to_record(&self) -> bool {
+        self.log.low() >= self.log.tail || self.hydration.unrecorded > 0 || self.map.any_dirty()
+    }
+
+    fn checkpoint_is_due(&self, now: Time) -> bool {
+        self.checkpoint.wanted
+            || self.log.used() * 2 > self.log.blocks
+            || self.unsettled.len() * 4 > self.config.unsettled * 3
+            || self.hydration.unrecorded >= HYDRATED_MOST
+            || self.map.remote() == 0
+            || self.is_closing()
+            || now.since(self.checkpoint.last) >= CHECKPOINT_EVERY
+    }
+
+    /// Begin a checkpoint if it is due, or take its next step.
+    pub(crate) fn advance_checkpoint<M: Memory>(&mut self, now: Time, memory: &mut M) {
+        if self.broken {
+            self.checkpoint.wake_at = None;
+            return;
+        }
+        if self.checkpoint.step == Step::Idle {
+            self.checkpoint.wake_at = None;
+            if !self.has_something_to_record() {
+                self.checkpoint.wanted = false;
+                self.checkpoint.last = now;
+                return;
+            }
+            if !self.checkpoint_is_due(now) {
+                self.checkpoint.wake_at = Some(self.checkpoint.last.after(CHECKPOINT_EVERY));
+                return;
+            }
+            self.checkpoint.wanted = false;
+            self.checkpoint.last = now;
+            let flush_first =
+                self.flushes.flushed < self.log.low() || self.hydration.has_unflushed();
+            self.checkpoint.step = Step::Flush(if flush_first {
+                self.flushes.wanted = true;
+                self.flushes.submitted + 1
+            } else {
+                self.flushes.ended
+            });
+            self.submit_flush();
+        }
+        if let Step::Flush(number) = self.checkpoint.step {
+            if self.flushes.ended < number {
+                return;
+            }
+            self.checkpoint.covers = self.flushes.flushed;
+            let all = !self.rules.keep(Rule::FlushBeforeHydratedBit);
+            self.hydration.begin_recording(all);
+            self.checkpoint.step = if self.rules.keep(Rule::BitmapBeforeTail) {
+                Step::Bits(0)
+            } else {
+                Step::Sync
+            };
+            if self.checkpoint.step == Step::Sync {
+                while self.map.take_dirty(0).is_some() {}
+                self.bitmap_flushed(Ok(()));
+            }
+        }
+        while let Step::Bits(from) = self.checkpoint.step {
+            if self.checkpoint.in_flight == BITMAP_WRITES || self.free_blocks.is_empty() {
+                return;
+            }
+            let Some(bitmap_block) = self.map.take_dirty(from) else {
+                if self.checkpoint.in_flight == 0 {
+                    self.sync_bitmap();
+                }
+                return;
+            };
+            let Some(slot) = self.take_block(0) else {
+                return;
+            };
+            self.compose_bitmap(bitmap_block, slot, memory);
+            self.checkpoint.in_flight += 1;
+            self.checkpoint.step = Step::Bits(bitmap_block + 1);
+            let at = self.superblock.bitmap_first() + bitmap_block;
+            self.write_metadata(io(kind::BITMAP, u64::from(slot)), at, slot, false);
+        }
+    }
+
+    fn compose_bitmap<M: Memory>(&mut self, bitmap_block: u64, slot: u16, memory: &mut M) {
+        let mut words = [0; WORDS_PER_BITMAP_BLOCK];
+        words.copy_from_slice(self.map.words(bitmap_block));
+        let first = bitmap_block * BLOCKS_PER_BITMAP_BLOCK;
+        let end = (first + BLOCKS_PER_BITMAP_BLOCK).min(self.map.blocks());
+        let mut withhold = |block: u64| {
+            let at = block - first;
+            words[(at / 64) as usize] &= !(1 << (at % 64));
+        };
+        self.hydration.unrecorded_in(first, end, &mut withhold);
+        for region in self.map.region_of(first)..=self.map.region_of(end - 1) {
+            if self.map.entries_in(region) == 0 {
+                continue;
+            }
+            for block in self.map.region_first(region)..self.map.region_end(region) {
+                let entry = self.unsettled.get(&block);
+                if entry
+                    .is_some_and(|entry| !entry.content || entry.sequence > self.checkpoint.covers)
+                {
+                    withhold(block);
+                }
+            }
+        }
+        let block = memory.block_mut(slot);
+        self.map
+            .compose(&self.config.move_id, bitmap_block, &words, block);
+    }
+
+    pub(crate) fn bitmap_block_ended(&mut self, slot: u16, result: Result<(), Failure>) {
+        self.give_block(slot);
+        self.checkpoint.in_flight -= 1;
+        if result.is_err() {
+            self.fail(Device::Metadata);
+        }
+    }
+
+    fn sync_bitmap(&mut self) {
+        self.checkpoint.step = Step::Sync;
+        if self.rules.keep(Rule::FlushBeforeTail) {
+            self.actions.push_back(Action::Flush {
+                io: io(kind::BITMAP_FLUSH, 0),
+                device: Device::Metadata,
+            });
+        } else {
+            self.bitmap_flushed(Ok(()));
+        }
+    }
+
+    pub(crate) fn bitmap_flushed(&mut self, result: Result<(), Failure>) {
+        if result.is_err() {
+            return self.fail(Device::Metadata);
+        }
+        self.checkpoint.step = Step::Idle;
+        let covers = self.checkpoint.covers;
+        self.settle(covers);
+        self.log.tail = self.log.tail.max(covers + 1);
+        self.hydration.recorded(&mut self.map);
+        self.retry = true;
+    }
+}

@@ -1,0 +1,632 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Hydration: copies of extents from the source to the destination.
+//!
+//! An extent is a run of remote blocks inside of one region. It is read from
+//! the source, and what the guest has not written meanwhile is written to the
+//! destination; zeros are not, as far as may be. The blocks are local then; once
+//! a flush has followed, a checkpoint records them in the bitmap.
+
+use std::collections::BTreeSet;
+
+use crate::flushes::HYDRATED_MOST;
+use crate::map::Map;
+use crate::rules::Rule;
+use crate::volume::{io, kind};
+use crate::{Action, BLOCK_SIZE, Buffer, Device, Failure, Memory, Notice, Time, Volume};
+
+/// Runs of zeros of so many blocks (64 KiB) are not written as data.
+const ZERO_RUN: u64 = 16;
+/// Regions that wait as hot ones, at most.
+const HOT_MOST: usize = 64;
+/// A region is hot when the guest has read it so often from the source.
+const HOT_FROM: u8 = 2;
+/// Regions that are looked at for remote blocks at a time.
+pub(crate) const SCAN_MOST: u64 = 4096;
+/// When nothing can be copied at present, in nanoseconds.
+const SCAN_AGAIN: u64 = 50_000_000;
+/// How often a failing destination is tried again, in nanoseconds.
+const FAILED_AGAIN: u64 = 1_000_000_000;
+
+/// Blocks of a region.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mask([u64; 4]);
+
+impl Mask {
+    fn run(first: u64, count: u64) -> Self {
+        let mut mask = Self::default();
+        (first..first + count).for_each(|bit| mask.set(bit));
+        mask
+    }
+
+    const fn set(&mut self, bit: u64) {
+        self.0[(bit / 64) as usize] |= 1 << (bit % 64);
+    }
+
+    const fn clear(&mut self, bit: u64) {
+        self.0[(bit / 64) as usize] &= !(1 << (bit % 64));
+    }
+
+    const fn has(&self, bit: u64) -> bool {
+        self.0[(bit / 64) as usize] >> (bit % 64) & 1 == 1
+    }
+
+    fn count(&self) -> u64 {
+        self.0.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+}
+
+/// An extent that is being copied.
+#[derive(Clone, Copy, Debug)]
+struct Copy {
+    first: u64,
+    count: u64,
+    /// Blocks that the guest has written to meanwhile are not in it.
+    wanted: Mask,
+    writing: bool,
+    pending: u32,
+    failure: Option<Failure>,
+    whole: Option<u32>,
+}
+
+impl Copy {
+    const fn contains(&self, block: u64) -> bool {
+        block >= self.first && block < self.first + self.count
+    }
+}
+
+/// Blocks that were copied and are not in the bitmap yet.
+#[derive(Clone, Copy, Debug)]
+struct Unrecorded {
+    first: u64,
+    blocks: Mask,
+    /// Flushes submitted when they were written.
+    after: u64,
+    flushed: bool,
+    /// The bitmap with them is being written.
+    recording: bool,
+}
+
+impl Unrecorded {
+    const fn contains(&self, block: u64) -> bool {
+        block >= self.first && block - self.first < 256 && self.blocks.has(block - self.first)
+    }
+}
+
+/// What is being copied, and what is to be copied next.
+#[derive(Debug)]
+pub(crate) struct Hydration {
+    copies: Vec<Option<Copy>>,
+    unrecorded_extents: Vec<Unrecorded>,
+    /// How many blocks these are.
+    pub(crate) unrecorded: u64,
+    hot: Vec<u64>,
+    /// Halves of extents that the source could not read as a whole.
+    halves: Vec<(u64, u64)>,
+    bad: BTreeSet<u64>,
+    cursor: u64,
+    scanned: u64,
+    idle_until: Time,
+    /// Remote blocks of the destination read as zeros.
+    pub(crate) holes: bool,
+    pub(crate) copied: u64,
+    pub(crate) zeros: u64,
+    pub(crate) wake_at: Option<Time>,
+}
+
+impl Hydration {
+    pub(crate) fn new(copies: u16) -> Self {
+        Self {
+            copies: vec![None; usize::from(copies)],
+            unrecorded_extents: Vec::with_capacity(256),
+            unrecorded: 0,
+            hot: Vec::with_capacity(HOT_MOST),
+            halves: Vec::new(),
+            bad: BTreeSet::new(),
+            cursor: 0,
+            scanned: 0,
+            idle_until: Time(0),
+            holes: false,
+            copied: 0,
+            zeros: 0,
+            wake_at: None,
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.copies.iter().all(Option::is_none)
+    }
+
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.unrecorded_extents.is_empty() && self.is_idle()
+    }
+
+    /// Whether a block was copied and not recorded; whether it is just being
+    /// recorded.
+    pub(crate) fn is_hydrated(&self, map: &Map, block: u64) -> Option<bool> {
+        if !map.has_hydrated(map.region_of(block)) {
+            return None;
+        }
+        self.unrecorded_extents
+            .iter()
+            .find(|extent| extent.contains(block))
+            .map(|extent| extent.recording)
+    }
+
+    /// A copied block is about to be written by the guest: it is not recorded.
+    pub(crate) fn forget(&mut self, map: &mut Map, block: u64) {
+        let found = self
+            .unrecorded_extents
+            .iter_mut()
+            .position(|extent| extent.contains(block));
+        if let Some(index) = found {
+            let extent = &mut self.unrecorded_extents[index];
+            extent.blocks.clear(block - extent.first);
+            self.unrecorded -= 1;
+            if extent.blocks.count() == 0 {
+                self.unrecorded_extents.swap_remove(index);
+                self.update_region(map, map.region_of(block));
+            }
+        }
+    }
+
+    fn update_region(&self, map: &mut Map, region: u64) {
+        let any = self
+            .unrecorded_extents
+            .iter()
+            .any(|extent| map.region_of(extent.first) == region);
+        map.set_hydrated(region, any);
+    }
+
+    /// What the guest writes to is not copied.
+    pub(crate) fn exclude(&mut self, map: &Map, block: u64) {
+        if map.is_copying(map.region_of(block)) {
+            for copy in self.copies.iter_mut().flatten() {
+                if copy.contains(block) {
+                    copy.wanted.clear(block - copy.first);
+                }
+            }
+        }
+    }
+
+    /// Whether a block is just being written by a copy.
+    pub(crate) fn is_being_written(&self, map: &Map, block: u64) -> bool {
+        map.is_copying(map.region_of(block))
+            && self.copies.iter().flatten().any(|copy| {
+                copy.writing && copy.contains(block) && copy.wanted.has(block - copy.first)
+            })
+    }
+
+    pub(crate) fn is_region_being_written(&self, map: &Map, region: u64) -> bool {
+        map.is_copying(region)
+            && self
+                .copies
+                .iter()
+                .flatten()
+                .any(|copy| copy.writing && map.region_of(copy.first) == region)
+    }
+
+    /// Whether some of these blocks are just being recorded.
+    pub(crate) fn is_being_recorded(&self, first: u64, end: u64) -> bool {
+        self.unrecorded_extents
+            .iter()
+            .any(|extent| extent.recording && extent.first < end && first < extent.first + 256)
+    }
+
+    /// The guest has written to a block.
+    pub(crate) fn written(&mut self, block: u64) {
+        if !self.bad.is_empty() {
+            self.bad.remove(&block);
+        }
+    }
+
+    pub(crate) fn has_unflushed(&self) -> bool {
+        self.unrecorded_extents.iter().any(|extent| !extent.flushed)
+    }
+
+    /// This flush has ended.
+    pub(crate) fn flushed(&mut self, flush: u64) {
+        for extent in &mut self.unrecorded_extents {
+            extent.flushed |= extent.after < flush;
+        }
+    }
+
+    /// The bitmap will be written with all that is flushed.
+    pub(crate) fn begin_recording(&mut self, all: bool) {
+        for extent in &mut self.unrecorded_extents {
+            extent.recording = extent.flushed || all;
+        }
+    }
+
+    /// The bitmap is durable.
+    pub(crate) fn recorded(&mut self, map: &mut Map) {
+        let mut index = 0;
+        while index < self.unrecorded_extents.len() {
+            let extent = self.unrecorded_extents[index];
+            if extent.recording {
+                self.unrecorded_extents.swap_remove(index);
+                self.unrecorded -= extent.blocks.count();
+                self.update_region(map, map.region_of(extent.first));
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// Blocks from `first` to `end` that were copied and may not be recorded.
+    pub(crate) fn unrecorded_in(&self, first: u64, end: u64, withhold: &mut impl FnMut(u64)) {
+        for extent in &self.unrecorded_extents {
+            if extent.recording || extent.first < first || extent.first >= end {
+                continue;
+            }
+            (0..256)
+                .filter(|bit| extent.blocks.has(*bit))
+                .for_each(|bit| withhold(extent.first + bit));
+        }
+    }
+
+    pub(crate) fn bad_blocks(&self) -> impl Iterator<Item = u64> {
+        self.bad.iter().copied()
+    }
+
+    pub(crate) fn forget_bad(&mut self) {
+        self.bad.clear();
+        self.idle_until = Time(0);
+    }
+}
+
+impl Volume {
+    /// The guest has read these blocks from the source.
+    pub(crate) fn warm(&mut self, first: u64, end: u64) {
+        for region in self.map.region_of(first)..=self.map.region_of(end - 1) {
+            if self.map.heat(region) < HOT_FROM || self.map.is_hot(region) {
+                continue;
+            }
+            let hot = &mut self.hydration.hot;
+            if hot.len() == HOT_MOST {
+                let map = &self.map;
+                let coldest = (0..HOT_MOST).min_by_key(|at| map.heat_of(hot[*at]));
+                if let Some(at) = coldest {
+                    let cold = hot.swap_remove(at);
+                    self.map.set_hot(cold, false);
+                }
+            }
+            self.hydration.hot.push(region);
+            self.map.set_hot(region, true);
+        }
+    }
+
+    /// Begin as many copies as may be.
+    pub(crate) fn hydrate(&mut self, now: Time, budget: &mut u64) {
+        self.hydration.wake_at = None;
+        let started = self.superblock.started || !self.rules.keep(Rule::NothingBeforeStart);
+        let full = self.hydration.unrecorded >= 2 * HYDRATED_MOST;
+        if !started || self.broken || full || self.map.remote() == 0 {
+            return;
+        }
+        while let Some(slot) = self.hydration.copies.iter().position(Option::is_none) {
+            if now < self.hydration.idle_until {
+                self.hydration.wake_at = Some(self.hydration.idle_until);
+                return;
+            }
+            if !self.pace.may_copy(now) {
+                self.hydration.wake_at = Some(self.pace.may_copy_at());
+                return;
+            }
+            let Some((first, count)) = self.next_extent(budget) else {
+                if *budget == 0 {
+                    self.hydration.wake_at = Some(now);
+                } else if self.hydration.is_idle() {
+                    self.hydration.idle_until = now.after(SCAN_AGAIN);
+                    self.hydration.wake_at = Some(self.hydration.idle_until);
+                }
+                return;
+            };
+            let on_source = first * BLOCK_SIZE < self.superblock.source_size;
+            if on_source && !self.source.may_copy(now) {
+                self.hydration.halves.push((first, count));
+                return;
+            }
+            self.begin_copy(slot as u16, first, count, on_source);
+        }
+    }
+
+    fn begin_copy(&mut self, slot: u16, first: u64, count: u64, on_source: bool) {
+        self.pace.spend(count * BLOCK_SIZE);
+        let region = self.map.region_of(first);
+        self.map.set_copying(region, true);
+        let mut copy = Copy {
+            first,
+            count,
+            wanted: Mask::run(0, count),
+            writing: false,
+            pending: 1,
+            failure: None,
+            whole: None,
+        };
+        let io_name = kind::COPY_READ;
+        if on_source {
+            self.actions.push_back(Action::Read {
+                io: io(io_name, u64::from(slot)),
+                device: Device::Source,
+                offset: first * BLOCK_SIZE,
+                length: (count * BLOCK_SIZE) as u32,
+                buffer: Buffer::Extent { slot, offset: 0 },
+            });
+            self.hydration.copies[usize::from(slot)] = Some(copy);
+        } else {
+            copy.writing = true;
+            copy.pending = 0;
+            self.hydration.copies[usize::from(slot)] = Some(copy);
+            self.copy_zeros(slot, first, count);
+            if self.copy_of(slot).is_some_and(|copy| copy.pending == 0) {
+                self.end_copy(slot);
+            }
+        }
+    }
+
+    fn copy_of(&mut self, slot: u16) -> Option<&mut Copy> {
+        self.hydration.copies.get_mut(usize::from(slot))?.as_mut()
+    }
+
+    /// The extent to copy next.
+    fn next_extent(&mut self, budget: &mut u64) -> Option<(u64, u64)> {
+        while let Some((first, count)) = self.hydration.halves.pop() {
+            if !self.map.is_copying(self.map.region_of(first)) {
+                if let Some(run) = self.remote_run(first, first + count) {
+                    if run.0 + run.1 < first + count {
+                        let rest = run.0 + run.1;
+                        self.hydration.halves.push((rest, first + count - rest));
+                    }
+                    return Some(run);
+                }
+            }
+        }
+        while let Some(at) =
+            (0..self.hydration.hot.len()).max_by_key(|at| self.map.heat_of(self.hydration.hot[*at]))
+        {
+            let region = self.hydration.hot[at];
+            if let Some(run) = self.run_in_region(region) {
+                return Some(run);
+            }
+            self.hydration.hot.swap_remove(at);
+            self.map.set_hot(region, false);
+        }
+        while *budget > 0 {
+            *budget -= 1;
+            let region = self.hydration.cursor;
+            if let Some(run) = self.run_in_region(region) {
+                self.hydration.scanned = 0;
+                return Some(run);
+            }
+            self.hydration.cursor = (region + 1) % self.map.regions();
+            self.hydration.scanned += 1;
+            if self.hydration.scanned >= self.map.regions() {
+                self.hydration.scanned = 0;
+                return None;
+            }
+        }
+        None
+    }
+
+    fn run_in_region(&self, region: u64) -> Option<(u64, u64)> {
+        if region >= self.map.regions() || self.map.is_copying(region) {
+            return None;
+        }
+        self.remote_run(self.map.region_first(region), self.map.region_end(region))
+    }
+
+    fn can_be_copied(&self, block: u64) -> bool {
+        !self.map.is_local(block)
+            && !self.unsettled.contains_key(&block)
+            && !self.hydration.bad.contains(&block)
+            && !self
+                .ranges
+                .iter()
+                .any(|(first, end, _)| (*first..*end).contains(&block))
+    }
+
+    /// The first run of blocks from `first` to `end` that can be copied, on
+    /// the source or beyond its end.
+    fn remote_run(&self, first: u64, end: u64) -> Option<(u64, u64)> {
+        let mut begin = self.map.run_end(first, end, true);
+        while begin < end && !self.can_be_copied(begin) {
+            begin = self.map.run_end(begin + 1, end, true);
+        }
+        if begin >= end {
+            return None;
+        }
+        let source_end = self.superblock.source_size / BLOCK_SIZE;
+        let end = if begin < source_end {
+            end.min(source_end)
+        } else {
+            end
+        };
+        let stop = (begin..end).find(|block| !self.can_be_copied(*block));
+        Some((begin, stop.unwrap_or(end) - begin))
+    }
+
+    /// An extent was read from the source, or not.
+    pub(crate) fn copy_read<M: Memory>(
+        &mut self,
+        now: Time,
+        slot: u16,
+        result: Result<(), Failure>,
+        memory: &mut M,
+    ) {
+        let Some(copy) = self.copy_of(slot) else {
+            return;
+        };
+        copy.pending = 0;
+        let (first, count) = (copy.first, copy.count);
+        match result {
+            Ok(()) => self.source_answers(),
+            Err(Failure::Unreachable) => {
+                self.source_is_away(now);
+                return self.drop_copy(slot);
+            }
+            Err(_) => {
+                self.source_answers();
+                if count > 1 {
+                    let half = count / 2;
+                    self.hydration.halves.push((first + half, count - half));
+                    self.hydration.halves.push((first, half));
+                } else if self.hydration.bad.insert(first) {
+                    self.actions.push_back(Action::Notice(Notice::BadSource {
+                        offset: first * BLOCK_SIZE,
+                        length: BLOCK_SIZE as u32,
+                    }));
+                }
+                return self.drop_copy(slot);
+            }
+        }
+        let region = self.map.region_of(first);
+        let whole = count == self.map.region_end(region) - self.map.region_first(region);
+        let everything = !self.rules.keep(Rule::CopyExcludesWritten);
+        let content = &memory.extent(slot)[..(count * BLOCK_SIZE) as usize];
+        let crc32c = crc32c::crc32c(content);
+        let Some(copy) = self.copy_of(slot) else {
+            return;
+        };
+        if everything {
+            copy.wanted = Mask::run(0, count);
+        }
+        copy.writing = true;
+        copy.whole = (whole && copy.wanted.count() == count).then_some(crc32c);
+        let wanted = copy.wanted;
+        self.write_copy(slot, first, count, wanted, content);
+        if self.copy_of(slot).is_some_and(|copy| copy.pending == 0) {
+            self.end_copy(slot);
+        }
+    }
+
+    fn write_copy(&mut self, slot: u16, first: u64, count: u64, wanted: Mask, content: &[u8]) {
+        let is_zero = |at: u64| {
+            let at = (at * BLOCK_SIZE) as usize;
+            let block = &content[at..at + BLOCK_SIZE as usize];
+            block.iter().all(|byte| *byte == 0)
+        };
+        // The end of the run of wanted blocks from `from` on that are zeros,
+        // or not.
+        let run = |from: u64, zero: bool| {
+            (from..count)
+                .find(|at| !wanted.has(*at) || is_zero(*at) != zero)
+                .unwrap_or(count)
+        };
+        let mut at = 0;
+        while at < count {
+            if !wanted.has(at) {
+                at += 1;
+                continue;
+            }
+            let zeros = run(at, true);
+            if zeros - at >= ZERO_RUN || zeros > at && zeros - at == count {
+                self.copy_zeros(slot, first + at, zeros - at);
+                at = zeros;
+                continue;
+            }
+            // Short runs of zeros are written with what is around them.
+            let mut end = zeros;
+            while end < count && wanted.has(end) {
+                let data = run(end, false);
+                let zeros = run(data, true);
+                if zeros - data >= ZERO_RUN {
+                    end = data;
+                    break;
+                }
+                end = zeros;
+            }
+            self.count_copy(slot);
+            self.actions.push_back(Action::Write {
+                io: io(kind::COPY_WRITE, u64::from(slot)),
+                device: Device::Data,
+                offset: (first + at) * BLOCK_SIZE,
+                length: ((end - at) * BLOCK_SIZE) as u32,
+                buffer: Buffer::Extent {
+                    slot,
+                    offset: (at * BLOCK_SIZE) as u32,
+                },
+                fua: false,
+            });
+            at = end;
+        }
+    }
+
+    fn count_copy(&mut self, slot: u16) {
+        if let Some(copy) = self.copy_of(slot) {
+            copy.pending += 1;
+        }
+    }
+
+    /// Blocks are zeros on the source.
+    fn copy_zeros(&mut self, slot: u16, first: u64, count: u64) {
+        self.hydration.zeros += count * BLOCK_SIZE;
+        if self.hydration.holes {
+            return;
+        }
+        self.count_copy(slot);
+        self.actions.push_back(Action::Zero {
+            io: io(kind::COPY_WRITE, u64::from(slot)),
+            device: Device::Data,
+            offset: first * BLOCK_SIZE,
+            length: count * BLOCK_SIZE,
+            fua: false,
+        });
+    }
+
+    /// A piece of a copy was written to the destination, or not.
+    pub(crate) fn copy_written(&mut self, slot: u16, result: Result<(), Failure>) {
+        let Some(copy) = self.copy_of(slot) else {
+            return;
+        };
+        copy.pending -= 1;
+        if let Err(failure) = result {
+            copy.failure = Some(failure);
+        }
+        if copy.pending == 0 {
+            self.end_copy(slot);
+        }
+    }
+
+    fn drop_copy(&mut self, slot: u16) {
+        if let Some(copy) = self.hydration.copies[usize::from(slot)].take() {
+            self.map.set_copying(self.map.region_of(copy.first), false);
+        }
+        self.retry = true;
+    }
+
+    fn end_copy(&mut self, slot: u16) {
+        let Some(copy) = self.hydration.copies[usize::from(slot)] else {
+            return;
+        };
+        self.drop_copy(slot);
+        if copy.failure.is_some() {
+            self.hydration.holes = false;
+            self.hydration.idle_until = self.time().after(FAILED_AGAIN);
+            return;
+        }
+        let count = copy.wanted.count();
+        self.hydration.copied += count * BLOCK_SIZE;
+        if count == 0 {
+            return;
+        }
+        for bit in 0..copy.count {
+            if copy.wanted.has(bit) {
+                self.map.set_local(copy.first + bit);
+            }
+        }
+        let region = self.map.region_of(copy.first);
+        if let Some(crc32c) = copy.whole {
+            self.map.set_copied(region, crc32c);
+        }
+        self.map.set_hydrated(region, true);
+        self.hydration.unrecorded += count;
+        self.hydration.unrecorded_extents.push(Unrecorded {
+            first: copy.first,
+            blocks: copy.wanted,
+            after: self.flushes.submitted,
+            flushed: false,
+            recording: false,
+        });
+    }
+}

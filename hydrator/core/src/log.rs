@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The journal as it is being written: groups of entries, and what their
+//! sequence numbers say.
+
+use std::collections::VecDeque;
+
+use crate::journal::{Entry, MAX_ENTRIES, encode_entry};
+
+/// A block of the journal that is being filled or written.
+#[derive(Debug, Default)]
+pub(crate) struct Group {
+    pub(crate) sequence: u64,
+    /// The buffer it is composed in.
+    pub(crate) slot: u16,
+    pub(crate) entries: u16,
+    pub(crate) fua: bool,
+    /// The settled number that it carries, once it has been handed out.
+    pub(crate) settled: u64,
+    /// Requests that wait for it.
+    pub(crate) requests: Vec<u32>,
+}
+
+/// The journal as it is being written.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    /// Length of the ring, in blocks.
+    pub(crate) blocks: u64,
+    /// The next sequence number.
+    next: u64,
+    /// The oldest block that still counts.
+    pub(crate) tail: u64,
+    /// The group that takes entries.
+    open: Option<Group>,
+    /// Groups to be handed out.
+    pub(crate) sealed: VecDeque<Group>,
+    /// Groups being written, by index.
+    in_flight: Vec<Option<Group>>,
+    pub(crate) writing: usize,
+    /// How much keeps each sequence number after `low` from being covered: its
+    /// own write, and the requests with entries in it.
+    holds: VecDeque<u32>,
+    low: u64,
+    /// Blocks with intents, in the journal's order.
+    pub(crate) intents: VecDeque<(u64, u64)>,
+    spare: Vec<Vec<u32>>,
+}
+
+impl Log {
+    pub(crate) fn new(blocks: u64, unsettled: usize) -> Self {
+        Self {
+            blocks,
+            next: 1,
+            tail: 1,
+            intents: VecDeque::with_capacity(unsettled * 2),
+            holds: VecDeque::with_capacity(1024),
+            ..Self::default()
+        }
+    }
+
+    /// Blocks of the ring in use.
+    pub(crate) const fn used(&self) -> u64 {
+        self.next - self.tail
+    }
+
+    /// New groups that so many entries may need.
+    pub(crate) fn groups_for(&self, entries: usize) -> usize {
+        let room = self
+            .open
+            .as_ref()
+            .map_or(0, |group| MAX_ENTRIES - usize::from(group.entries));
+        entries.saturating_sub(room).div_ceil(MAX_ENTRIES)
+    }
+
+    /// Whether the ring has so many blocks left.
+    pub(crate) const fn has_room(&self, groups: usize) -> bool {
+        self.used() + groups as u64 <= self.blocks
+    }
+
+    /// The same, without what is kept for records that make room.
+    pub(crate) const fn has_room_for_intents(&self, groups: usize) -> bool {
+        self.used() + groups as u64 + self.blocks / 4 <= self.blocks
+    }
+
+    /// All numbers up to this one are written, and their requests have ended.
+    pub(crate) const fn low(&self) -> u64 {
+        self.low
+    }
+
+    pub(crate) const fn has_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// The group that takes entries, or a new one in `slot`.
+    pub(crate) fn open_group(&mut self, slot: impl FnOnce() -> Option<u16>) -> Option<&mut Group> {
+        if self.open.is_none() {
+            let slot = slot()?;
+            let requests = self.spare.pop().unwrap_or_default();
+            self.open = Some(Group {
+                sequence: self.next,
+                slot,
+                requests,
+                ..Group::default()
+            });
+            self.next += 1;
+            self.holds.push_back(1);
+        }
+        self.open.as_mut()
+    }
+
+    /// Add an entry of `request` to the open group, composed in `block`; the
+    /// group's number. The second is true if the request was not in it yet.
+    pub(crate) fn append(
+        &mut self,
+        entry: Entry,
+        request: u32,
+        fua: bool,
+        block: &mut [u8],
+    ) -> (u64, bool) {
+        let Some(group) = self.open.as_mut() else {
+            unreachable!("a group is opened before an entry is added");
+        };
+        encode_entry(entry, usize::from(group.entries), block);
+        group.entries += 1;
+        group.fua |= fua;
+        let sequence = group.sequence;
+        if let Entry::Intent { block, .. } = entry {
+            self.intents.push_back((sequence, block));
+        }
+        let first = group.requests.last() != Some(&request);
+        if first {
+            group.requests.push(request);
+            self.holds[(sequence - self.low - 1) as usize] += 1;
+        }
+        let Some(group) = self.open.as_ref() else {
+            return (sequence, first);
+        };
+        if usize::from(group.entries) == MAX_ENTRIES {
+            self.seal();
+        }
+        (sequence, first)
+    }
+
+    /// The open group takes no more entries.
+    pub(crate) fn seal(&mut self) {
+        self.sealed.extend(self.open.take());
+    }
+
+    /// A group is handed out; its index.
+    pub(crate) fn begun(&mut self, group: Group) -> u32 {
+        self.writing += 1;
+        if let Some(index) = self.in_flight.iter().position(Option::is_none) {
+            self.in_flight[index] = Some(group);
+            return index as u32;
+        }
+        self.in_flight.push(Some(group));
+        (self.in_flight.len() - 1) as u32
+    }
+
+    /// A group is written.
+    pub(crate) fn ended(&mut self, index: u32) -> Option<Group> {
+        let group = self.in_flight.get_mut(index as usize)?.take()?;
+        self.writing -= 1;
+        Some(group)
+    }
+
+    pub(crate) fn recycle(&mut self, mut requests: Vec<u32>) {
+        requests.clear();
+        self.spare.push(requests);
+    }
+
+    /// One of the things that keep `sequence` from being covered is gone.
+    pub(crate) fn release(&mut self, sequence: u64) {
+        if sequence <= self.low {
+            return;
+        }
+        self.holds[(sequence - self.low - 1) as usize] -= 1;
+        while self.holds.front() == Some(&0) {
+            self.holds.pop_front();
+            self.low += 1;
+        }
+    }
+
+    /// The highest number that has been given out and is no longer open.
+    pub(crate) const fn highest(&self) -> u64 {
+        self.next - 1
+    }
+}

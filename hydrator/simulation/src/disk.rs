@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A disk with a volatile cache.
+
+use fastrand::Rng;
+
+/// Smallest piece that is written or not, in bytes.
+pub const SECTOR: usize = 512;
+/// Bytes in a record of the cache.
+const BLOCK: usize = 4096;
+const SECTORS: usize = BLOCK / SECTOR;
+
+/// A write of up to a block that has completed and was not flushed.
+#[derive(Clone, Debug)]
+struct Record {
+    /// When it completed.
+    at: u64,
+    block: usize,
+    /// The sectors of it that are written.
+    sectors: u8,
+    content: Box<[u8; BLOCK]>,
+}
+
+/// An operation in flight on a disk.
+#[derive(Clone, Debug)]
+pub enum Pending {
+    /// Bytes and where they go.
+    Write {
+        /// In bytes.
+        offset: usize,
+        /// What.
+        content: Vec<u8>,
+        /// Durable when it completes.
+        fua: bool,
+    },
+    /// What had completed when it was submitted.
+    Flush {
+        /// The disk's clock then.
+        covers: u64,
+    },
+}
+
+/// How much of what was not flushed survives a power cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Survival {
+    /// All of it.
+    All,
+    /// Nothing.
+    Nothing,
+    /// Each write or not.
+    Writes,
+    /// Each sector of each write or not.
+    Sectors,
+}
+
+impl Survival {
+    /// Any of them.
+    pub fn any(random: &mut Rng) -> Self {
+        match random.u8(0..4) {
+            0 => Self::All,
+            1 => Self::Nothing,
+            2 => Self::Writes,
+            _ => Self::Sectors,
+        }
+    }
+}
+
+/// A disk with a volatile cache.
+///
+/// A write that has completed is seen by reads, and survives a power cut for
+/// sure once a flush has completed that was submitted after its completion.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    durable: Vec<u8>,
+    visible: Vec<u8>,
+    cache: Vec<Record>,
+    clock: u64,
+}
+
+impl Disk {
+    /// A disk with this content.
+    pub fn new(content: Vec<u8>) -> Self {
+        assert_eq!(content.len() % BLOCK, 0);
+        Self {
+            visible: content.clone(),
+            durable: content,
+            cache: Vec::new(),
+            clock: 0,
+        }
+    }
+
+    /// Its length, in bytes.
+    pub fn len(&self) -> usize {
+        self.durable.len()
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.durable.is_empty()
+    }
+
+    /// Bytes as a read sees them.
+    pub fn read(&self, offset: usize, length: usize) -> &[u8] {
+        &self.visible[offset..offset + length]
+    }
+
+    /// Change bytes at once, for good.
+    pub fn set(&mut self, offset: usize, content: &[u8]) {
+        self.durable[offset..offset + content.len()].copy_from_slice(content);
+        self.visible[offset..offset + content.len()].copy_from_slice(content);
+    }
+
+    /// Submit a flush.
+    pub fn flush(&self) -> Pending {
+        Pending::Flush { covers: self.clock }
+    }
+
+    /// An operation completes.
+    pub fn complete(&mut self, pending: &Pending) {
+        match pending {
+            Pending::Write {
+                offset,
+                content,
+                fua,
+            } => {
+                self.land(*offset, content, |_| true);
+                if *fua {
+                    self.make_durable(*offset, content);
+                }
+            }
+            Pending::Flush { covers } => self.flushed(*covers),
+        }
+    }
+
+    /// An operation fails: of a write, any part has been carried out.
+    pub fn fail(&mut self, pending: &Pending, random: &mut Rng) {
+        if let Pending::Write {
+            offset, content, ..
+        } = pending
+        {
+            self.land(*offset, content, |_| random.bool());
+        }
+    }
+
+    fn land(&mut self, offset: usize, content: &[u8], mut lands: impl FnMut(usize) -> bool) {
+        self.clock += 1;
+        let mut at = 0;
+        while at < content.len() {
+            let begin = (offset + at) % BLOCK;
+            let length = (BLOCK - begin).min(content.len() - at);
+            let mut record = Record {
+                at: self.clock,
+                block: (offset + at) / BLOCK,
+                sectors: 0,
+                content: Box::new([0; BLOCK]),
+            };
+            let piece = &content[at..at + length];
+            record.content[begin..begin + length].copy_from_slice(piece);
+            for sector in begin / SECTOR..(begin + length) / SECTOR {
+                if lands(sector) {
+                    record.sectors |= 1 << sector;
+                }
+            }
+            apply(&mut self.visible, &record, record.sectors);
+            self.cache.push(record);
+            at += length;
+        }
+    }
+
+    fn make_durable(&mut self, offset: usize, content: &[u8]) {
+        self.durable[offset..offset + content.len()].copy_from_slice(content);
+        for record in &mut self.cache {
+            for sector in 0..SECTORS {
+                let at = record.block * BLOCK + sector * SECTOR;
+                if at >= offset && at < offset + content.len() {
+                    record.sectors &= !(1 << sector);
+                }
+            }
+        }
+        self.cache.retain(|record| record.sectors != 0);
+    }
+
+    fn flushed(&mut self, covers: u64) {
+        let durable = &mut self.durable;
+        self.cache.retain(|record| {
+            let covered = record.at <= covers;
+            if covered {
+                apply(durable, record, record.sectors);
+            }
+            !covered
+        });
+    }
+
+    /// What a power cut leaves, with these operations in flight.
+    pub fn cut_power<'a>(
+        &self,
+        in_flight: impl Iterator<Item = &'a Pending>,
+        survival: Survival,
+        random: &mut Rng,
+    ) -> Self {
+        let mut after = self.clone();
+        after.break_off(in_flight, random);
+        let mut left = core::mem::take(&mut after.durable);
+        for record in &after.cache {
+            let kept = match survival {
+                Survival::All => u8::MAX,
+                Survival::Nothing => 0,
+                Survival::Writes if random.bool() => u8::MAX,
+                Survival::Writes => 0,
+                Survival::Sectors => random.u8(..),
+            };
+            apply(&mut left, record, record.sectors & kept);
+        }
+        Self::new(left)
+    }
+
+    /// The process ends with these operations in flight: each of them has been
+    /// carried out, or in part, or not. The cache stays.
+    pub fn break_off<'a>(
+        &mut self,
+        in_flight: impl Iterator<Item = &'a Pending>,
+        random: &mut Rng,
+    ) {
+        let mut in_flight: Vec<_> = in_flight.collect();
+        random.shuffle(&mut in_flight);
+        for pending in in_flight {
+            if let Pending::Write {
+                offset, content, ..
+            } = pending
+            {
+                match random.u8(0..3) {
+                    0 => {}
+                    1 => self.land(*offset, content, |_| true),
+                    _ => self.land(*offset, content, |_| random.bool()),
+                }
+            }
+        }
+    }
+}
+
+fn apply(content: &mut [u8], record: &Record, sectors: u8) {
+    if sectors == u8::MAX {
+        let at = record.block * BLOCK;
+        content[at..at + BLOCK].copy_from_slice(&record.content[..]);
+        return;
+    }
+    for sector in 0..SECTORS {
+        if sectors >> sector & 1 == 1 {
+            let at = record.block * BLOCK + sector * SECTOR;
+            content[at..at + SECTOR]
+                .copy_from_slice(&record.content[sector * SECTOR..(sector + 1) * SECTOR]);
+        }
+    }
+}

@@ -1,0 +1,466 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A volume with its disks, its source and its memory.
+
+use fastrand::Rng;
+use localstor_hydrator_core::{
+    Action, Buffer, Config, Device, Failure, Io, Memory, Notice, Operation, Request, Rule, Tag,
+    Time, Volume,
+};
+
+use crate::disk::{Disk, Pending, Survival};
+
+const BLOCK: usize = 4096;
+/// The tag that the simulation itself reads with.
+pub const OWN_TAG: Tag = Tag(u32::MAX);
+
+/// The caller's memory.
+#[derive(Clone, Debug)]
+pub struct Buffers {
+    blocks: Vec<u8>,
+    extents: Vec<u8>,
+    extent_size: usize,
+    guests: Vec<(Tag, Vec<u8>)>,
+}
+
+impl Buffers {
+    fn new(config: &Config) -> Self {
+        let extent_size = config.extent_size();
+        Self {
+            blocks: vec![0xbb; usize::from(config.block_slots) * BLOCK],
+            extents: vec![0xee; usize::from(config.copies) * extent_size],
+            extent_size,
+            guests: Vec::new(),
+        }
+    }
+
+    fn guest(&self, tag: Tag) -> &[u8] {
+        let found = self.guests.iter().find(|(other, _)| *other == tag);
+        found
+            .map(|(_, content)| content.as_slice())
+            .expect("a tag in use")
+    }
+
+    fn bytes(&self, buffer: Buffer, length: usize) -> &[u8] {
+        match buffer {
+            Buffer::Guest { tag, offset } => {
+                &self.guest(tag)[offset as usize..offset as usize + length]
+            }
+            Buffer::Block(slot) => &self.block(slot)[..length],
+            Buffer::Extent { slot, offset } => {
+                &self.extent(slot)[offset as usize..offset as usize + length]
+            }
+        }
+    }
+
+    fn fill(&mut self, buffer: Buffer, content: &[u8]) {
+        let (bytes, at) = match buffer {
+            Buffer::Guest { tag, offset } => {
+                let found = self.guests.iter_mut().find(|(other, _)| *other == tag);
+                (&mut found.expect("a tag in use").1, offset as usize)
+            }
+            Buffer::Block(slot) => (&mut self.blocks, usize::from(slot) * BLOCK),
+            Buffer::Extent { slot, offset } => (
+                &mut self.extents,
+                usize::from(slot) * self.extent_size + offset as usize,
+            ),
+        };
+        bytes[at..at + content.len()].copy_from_slice(content);
+    }
+}
+
+impl Memory for Buffers {
+    fn block(&self, slot: u16) -> &[u8] {
+        &self.blocks[usize::from(slot) * BLOCK..][..BLOCK]
+    }
+
+    fn block_mut(&mut self, slot: u16) -> &mut [u8] {
+        &mut self.blocks[usize::from(slot) * BLOCK..][..BLOCK]
+    }
+
+    fn extent(&self, slot: u16) -> &[u8] {
+        &self.extents[usize::from(slot) * self.extent_size..][..self.extent_size]
+    }
+
+    fn guest_crc32c(&self, tag: Tag, offset: u32, length: u32, crc: u32) -> u32 {
+        let content = &self.guest(tag)[offset as usize..(offset + length) as usize];
+        crc32c::crc32c_append(crc, content)
+    }
+
+    fn guest_to_block(&mut self, tag: Tag, offset: u32, length: u32, slot: u16, at: usize) {
+        let content = self.guest(tag)[offset as usize..(offset + length) as usize].to_vec();
+        self.block_mut(slot)[at..at + content.len()].copy_from_slice(&content);
+    }
+
+    fn zero_guest(&mut self, tag: Tag, offset: u32, length: u32) {
+        self.fill(Buffer::Guest { tag, offset }, &vec![0; length as usize]);
+    }
+}
+
+/// An operation in flight.
+#[derive(Clone, Debug)]
+pub struct Op {
+    io: Io,
+    /// What it was sent to.
+    pub device: Device,
+    kind: Kind,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Read {
+        offset: usize,
+        length: usize,
+        buffer: Buffer,
+        /// What was there when it was submitted, if that is what it gives.
+        early: Option<Vec<u8>>,
+    },
+    Disk(Pending),
+}
+
+/// Data that were sent to the destination for the guest, whole blocks.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    /// Where, in bytes.
+    pub offset: usize,
+    /// What.
+    pub content: Vec<u8>,
+}
+
+/// What the devices do wrong.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// Of a hundred writes to the destination, so many fail.
+    pub data: u8,
+    /// Of a hundred reads of the source, so many find it away.
+    pub away: u8,
+    /// Blocks of the source that cannot be read.
+    pub bad: Vec<usize>,
+}
+
+/// A volume with its disks, its source and its memory.
+#[derive(Debug)]
+pub struct Machine {
+    /// The state machine.
+    pub volume: Volume,
+    memory: Buffers,
+    /// D.
+    pub data: Disk,
+    /// M.
+    pub metadata: Disk,
+    /// S.
+    pub source: Vec<u8>,
+    /// What is in flight.
+    pub ops: Vec<Op>,
+    /// The time.
+    pub now: Time,
+    /// Answers to the guest that were not looked at.
+    pub answers: Vec<(Tag, Result<(), Failure>)>,
+    /// Notices that were not looked at.
+    pub notices: Vec<Notice>,
+    /// What was sent for the guest and not looked at.
+    pub sent: Vec<Sent>,
+    /// What the devices do wrong.
+    pub faults: Faults,
+}
+
+impl Machine {
+    /// A volume over these disks, to be opened.
+    pub fn new(
+        config: &Config,
+        rule: Option<Rule>,
+        format: Option<u64>,
+        data: Disk,
+        metadata: Disk,
+        source: Vec<u8>,
+    ) -> Self {
+        let volume = match format {
+            Some(journal) => Volume::format_with_journal(config.clone(), journal),
+            None => Volume::open(config.clone()),
+        };
+        let mut volume = volume.expect("a configuration that works");
+        if let Some(rule) = rule {
+            volume.drop_rule(rule);
+        }
+        Self {
+            volume,
+            memory: Buffers::new(config),
+            data,
+            metadata,
+            source,
+            ops: Vec::new(),
+            now: Time(1),
+            answers: Vec::new(),
+            notices: Vec::new(),
+            sent: Vec::new(),
+            faults: Faults::default(),
+        }
+    }
+
+    /// Feed in a guest's request with its buffer.
+    pub fn request(&mut self, request: Request, buffer: Vec<u8>) {
+        self.memory.guests.push((request.tag, buffer));
+        self.volume.request(self.now, request, &mut self.memory);
+    }
+
+    /// Take a request's buffer back.
+    pub fn take_buffer(&mut self, tag: Tag) -> Vec<u8> {
+        let at = self
+            .memory
+            .guests
+            .iter()
+            .position(|(other, _)| *other == tag);
+        self.memory.guests.swap_remove(at.expect("a tag in use")).1
+    }
+
+    /// Take the volume's actions.
+    pub fn pump(&mut self, random: &mut Rng) {
+        let mut actions = Vec::new();
+        self.volume
+            .actions(self.now, &mut self.memory, |action| actions.push(action));
+        for action in actions {
+            self.take(action, random);
+        }
+    }
+
+    fn take(&mut self, action: Action, random: &mut Rng) {
+        let op = match action {
+            Action::Complete { tag, result } => return self.answers.push((tag, result)),
+            Action::Notice(notice) => return self.notices.push(notice),
+            Action::Read {
+                io,
+                device,
+                offset,
+                length,
+                buffer,
+            } => {
+                let (offset, length) = (offset as usize, length as usize);
+                let early = random
+                    .bool()
+                    .then(|| self.content(device, offset, length).to_vec());
+                let kind = Kind::Read {
+                    offset,
+                    length,
+                    buffer,
+                    early,
+                };
+                Op { io, device, kind }
+            }
+            Action::Write {
+                io,
+                device,
+                offset,
+                length,
+                buffer,
+                fua,
+            } => {
+                let content = self.memory.bytes(buffer, length as usize).to_vec();
+                if device == Device::Data && !matches!(buffer, Buffer::Extent { .. }) {
+                    self.sent.push(Sent {
+                        offset: offset as usize,
+                        content: content.clone(),
+                    });
+                }
+                Self::write(io, device, offset, content, fua)
+            }
+            Action::Zero {
+                io,
+                device,
+                offset,
+                length,
+                fua,
+            } => {
+                let content = vec![0; length as usize];
+                if device == Device::Data {
+                    self.sent.push(Sent {
+                        offset: offset as usize,
+                        content: content.clone(),
+                    });
+                }
+                Self::write(io, device, offset, content, fua)
+            }
+            Action::Flush { io, device } => {
+                let disk = if device == Device::Data {
+                    &self.data
+                } else {
+                    &self.metadata
+                };
+                let kind = Kind::Disk(disk.flush());
+                Op { io, device, kind }
+            }
+        };
+        self.ops.push(op);
+    }
+
+    fn write(io: Io, device: Device, offset: u64, content: Vec<u8>, fua: bool) -> Op {
+        assert_ne!(device, Device::Source, "the source is only read");
+        let kind = Kind::Disk(Pending::Write {
+            offset: offset as usize,
+            content,
+            fua,
+        });
+        Op { io, device, kind }
+    }
+
+    fn content(&self, device: Device, offset: usize, length: usize) -> &[u8] {
+        match device {
+            Device::Data => self.data.read(offset, length),
+            Device::Metadata => self.metadata.read(offset, length),
+            Device::Source => &self.source[offset..offset + length],
+        }
+    }
+
+    /// Complete operation number `index` of those in flight.
+    pub fn complete(&mut self, index: usize, random: &mut Rng) {
+        let op = self.ops.swap_remove(index);
+        let result = self.carry_out(&op, random);
+        self.now = Time(self.now.0 + random.u64(0..200_000));
+        self.volume
+            .completed(self.now, op.io, result, &mut self.memory);
+    }
+
+    fn carry_out(&mut self, op: &Op, random: &mut Rng) -> Result<(), Failure> {
+        match &op.kind {
+            Kind::Read {
+                offset,
+                length,
+                buffer,
+                early,
+            } => {
+                if op.device == Device::Source {
+                    self.ask_source(*offset, *length, random)?;
+                }
+                let content = match early {
+                    Some(content) => content.clone(),
+                    None => self.content(op.device, *offset, *length).to_vec(),
+                };
+                self.memory.fill(*buffer, &content);
+            }
+            Kind::Disk(pending) => {
+                let disk = if op.device == Device::Data {
+                    &mut self.data
+                } else {
+                    &mut self.metadata
+                };
+                let fails = op.device == Device::Data
+                    && matches!(pending, Pending::Write { .. })
+                    && random.u8(0..100) < self.faults.data;
+                if fails {
+                    disk.fail(pending, random);
+                    return Err(Failure::NoSpace);
+                }
+                disk.complete(pending);
+            }
+        }
+        Ok(())
+    }
+
+    fn ask_source(&self, offset: usize, length: usize, random: &mut Rng) -> Result<(), Failure> {
+        if random.u8(0..100) < self.faults.away {
+            return Err(Failure::Unreachable);
+        }
+        let blocks = offset / BLOCK..(offset + length).div_ceil(BLOCK);
+        if self.faults.bad.iter().any(|bad| blocks.contains(bad)) {
+            return Err(Failure::BadSector);
+        }
+        Ok(())
+    }
+
+    /// Complete one operation, or let time pass until something happens; false
+    /// if nothing ever will.
+    pub fn step(&mut self, random: &mut Rng) -> bool {
+        self.pump(random);
+        if !self.ops.is_empty() {
+            self.complete(random.usize(0..self.ops.len()), random);
+        } else if let Some(at) = self.volume.wake_at() {
+            self.now = self.now.max(at);
+        } else {
+            return false;
+        }
+        self.pump(random);
+        true
+    }
+
+    /// Run until the volume is open.
+    ///
+    /// # Errors
+    /// If it does not open.
+    pub fn open(&mut self, random: &mut Rng) -> Result<(), String> {
+        loop {
+            if let Some(failed) = self
+                .notices
+                .iter()
+                .find(|notice| matches!(notice, Notice::OpenFailed(_)))
+            {
+                return Err(format!("the volume does not open: {failed:?}"));
+            }
+            if self.notices.contains(&Notice::Open) {
+                return Ok(());
+            }
+            if !self.step(random) {
+                return Err("opening stands still".into());
+            }
+        }
+    }
+
+    /// Read the volume from its beginning to its end.
+    ///
+    /// # Errors
+    /// If that fails.
+    pub fn read_all(&mut self, random: &mut Rng) -> Result<Vec<u8>, String> {
+        let size = self.volume.progress().size;
+        let request = Request {
+            tag: OWN_TAG,
+            operation: Operation::Read,
+            offset: 0,
+            length: size,
+        };
+        self.request(request, vec![0xcc; size as usize]);
+        loop {
+            self.pump(random);
+            if let Some(at) = self.answers.iter().position(|(tag, _)| *tag == OWN_TAG) {
+                let (_, result) = self.answers.swap_remove(at);
+                result.map_err(|failure| format!("reading all of it: {failure}"))?;
+                return Ok(self.take_buffer(OWN_TAG));
+            }
+            if !self.step(random) {
+                return Err("reading stands still".into());
+            }
+        }
+    }
+
+    fn pending(&self, device: Device) -> impl Iterator<Item = &Pending> {
+        self.ops.iter().filter_map(move |op| match &op.kind {
+            Kind::Disk(pending) if op.device == device => Some(pending),
+            _ => None,
+        })
+    }
+
+    /// What a power cut leaves on D and M.
+    pub fn cut_power(&self, random: &mut Rng) -> (Disk, Disk) {
+        let (data, metadata) = (Survival::any(random), Survival::any(random));
+        (
+            self.data
+                .cut_power(self.pending(Device::Data), data, random),
+            self.metadata
+                .cut_power(self.pending(Device::Metadata), metadata, random),
+        )
+    }
+
+    /// What a power cut leaves that takes all that was not flushed.
+    pub fn cut_power_hard(&self, random: &mut Rng) -> (Disk, Disk) {
+        let nothing = Survival::Nothing;
+        (
+            self.data.cut_power([].into_iter(), nothing, random),
+            self.metadata.cut_power([].into_iter(), nothing, random),
+        )
+    }
+
+    /// What the end of the process leaves on D and M.
+    pub fn kill(&self, random: &mut Rng) -> (Disk, Disk) {
+        let (mut data, mut metadata) = (self.data.clone(), self.metadata.clone());
+        data.break_off(self.pending(Device::Data), random);
+        metadata.break_off(self.pending(Device::Metadata), random);
+        (data, metadata)
+    }
+}

@@ -1,0 +1,556 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Random walks: a guest that reads, writes, flushes and discards while the
+//! volume moves, disks that complete in any order, and crashes.
+
+use fastrand::Rng;
+use localstor_hydrator_core::{Config, Notice, Operation, Rate, Request, Rule, Tag, metadata_size};
+
+use crate::disk::{Disk, SECTOR};
+use crate::machine::{Faults, Machine};
+use crate::model::{Model, PER_BLOCK, Reading, Value, Writing, bytes_of, value_of, values_of};
+
+const BLOCK: usize = 4096;
+const STEPS: usize = 250;
+
+/// A request of the guest in flight.
+#[derive(Debug)]
+enum Guest {
+    Read(Reading),
+    Write { writing: Writing, fua: bool },
+    Flush(u64),
+}
+
+/// What walks have gone through.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// Crash states that were recovered and checked.
+    pub crashes: u64,
+    /// Requests of the guest that were answered.
+    pub requests: u64,
+    /// Walks whose move came to its end.
+    pub done: u64,
+    /// Walks with failing devices.
+    pub faults: u64,
+    /// Walks that end with blocks that the source cannot read.
+    pub bad: u64,
+}
+
+impl Tally {
+    /// Add another one.
+    pub fn add(&mut self, other: Self) {
+        self.crashes += other.crashes;
+        self.requests += other.requests;
+        self.done += other.done;
+        self.faults += other.faults;
+        self.bad += other.bad;
+    }
+}
+
+/// Walk over a volume by this seed, perhaps without a rule: many steps, with
+/// crashes, and to the end of the move.
+///
+/// # Errors
+/// What the guest must not have found.
+pub fn walk(seed: u64, rule: Option<Rule>) -> Result<Tally, String> {
+    let mut walk = Walk::new(seed, rule)?;
+    walk.run(STEPS)?;
+    Ok(walk.tally)
+}
+
+/// A walk over one volume.
+#[derive(Debug)]
+struct Walk {
+    random: Rng,
+    rule: Option<Rule>,
+    config: Config,
+    machine: Machine,
+    model: Model,
+    guests: Vec<(Tag, Guest)>,
+    next_tag: u32,
+    /// For each block: what was sent for the guest as a whole, and what it held
+    /// before.
+    versions: Vec<Vec<Vec<Value>>>,
+    depth: usize,
+    /// The guest may write: it has been switched over.
+    switched: bool,
+    /// What the guest does, by weight: read, write, flush, zeroes.
+    habits: [u32; 4],
+    fua: u8,
+    largest_size: u64,
+    faults: bool,
+    tally: Tally,
+}
+
+fn source_value(sector: usize, generation: u64) -> Value {
+    5 << 60 | generation << 32 | sector as u64
+}
+
+impl Walk {
+    /// A new volume, by the walk's seed.
+    ///
+    /// # Errors
+    /// If it does not open.
+    fn new(seed: u64, rule: Option<Rule>) -> Result<Self, String> {
+        let mut random = Rng::with_seed(Rng::with_seed(seed).u64(..));
+        let blocks = if random.u8(0..4) == 0 {
+            random.usize(28..64)
+        } else {
+            random.usize(4..28)
+        };
+        let source_blocks = if random.u8(0..4) == 0 {
+            random.usize(0..=blocks)
+        } else {
+            blocks
+        };
+        let largest = blocks + 8;
+        let size = (blocks * BLOCK) as u64;
+        let journal = random.u64(8..20);
+        let mut config = Config::new([7; 16], size, metadata_size(size) + (64 << 10));
+        config.source_size = (source_blocks * BLOCK) as u64;
+        config.logical_block_size = if random.u8(0..3) == 0 { 4096 } else { 512 };
+        config.destination_zeroed = random.bool();
+        config.requests = 32;
+        config.block_slots = 16;
+        config.copies = random.u16(1..4);
+        config.region_blocks = 1 << random.u32(0..4);
+        config.journal_depth = random.usize(1..3);
+        config.unsettled = 512;
+        config.range_from = random.u32(1..6);
+        config.metadata_size = (2 + journal + 1) * BLOCK as u64;
+        config.rate = Rate {
+            limit: None,
+            minimum: 1 << 30,
+        };
+        let stale: Vec<Value> = (0..largest * PER_BLOCK)
+            .map(|sector| {
+                if config.destination_zeroed {
+                    0
+                } else {
+                    0xde << 56 | sector as u64
+                }
+            })
+            .collect();
+        let mut source = Vec::new();
+        for block in 0..source_blocks {
+            let zero = random.u8(0..3) == 0;
+            for sector in block * PER_BLOCK..(block + 1) * PER_BLOCK {
+                source.push(if zero { 0 } else { source_value(sector, 0) });
+            }
+        }
+        let base = (0..blocks * PER_BLOCK).map(|sector| source.get(sector).copied().unwrap_or(0));
+        let model = Model::new(base.clone());
+        let base: Vec<Value> = base.collect();
+        let versions = base.chunks(PER_BLOCK).map(|block| vec![block.to_vec()]);
+        let versions = versions.collect();
+        let metadata = vec![0x55; config.metadata_size as usize];
+        let mut machine = Machine::new(
+            &config,
+            rule,
+            Some(journal),
+            Disk::new(bytes_of(&stale)),
+            Disk::new(metadata),
+            bytes_of(&source),
+        );
+        machine.open(&mut random)?;
+        machine.notices.clear();
+        let faults = random.u8(0..4) == 0;
+        let habits = [
+            random.u32(1..4),
+            random.u32(1..12),
+            random.u32(1..5),
+            random.u32(0..3),
+        ];
+        Ok(Self {
+            rule,
+            machine,
+            model,
+            guests: Vec::new(),
+            next_tag: 0,
+            versions,
+            depth: random.usize(1..9),
+            switched: false,
+            habits,
+            fua: [0, 10, 60][random.usize(0..3)],
+            largest_size: (largest * BLOCK) as u64,
+            faults,
+            config,
+            random,
+            tally: Tally::default(),
+        })
+    }
+
+    /// Walk so many steps, with crashes, and to the end of the move.
+    ///
+    /// # Errors
+    /// What the guest must not have found.
+    fn run(&mut self, steps: usize) -> Result<(), String> {
+        let start_at = self.random.usize(0..steps / 3);
+        let switch_at = self.random.usize(0..=start_at);
+        for step in 0..steps {
+            if step == switch_at {
+                self.switch()?;
+            }
+            if step == start_at {
+                self.machine.volume.start();
+            }
+            if !self.switched && self.random.u8(0..4) == 0 {
+                self.change_source();
+            }
+            self.step()?;
+            if self.random.u8(0..100) < 25 {
+                self.check_crash(false)?;
+            }
+            if self.random.u16(0..1000) < 8 {
+                self.check_crash(true)?;
+            }
+            if self.switched && self.random.u16(0..1000) < 4 {
+                self.extend();
+            }
+        }
+        self.finish()
+    }
+
+    fn size(&self) -> usize {
+        self.model.len() * SECTOR
+    }
+
+    /// The guest begins to write here; nothing else writes the source.
+    fn switch(&mut self) -> Result<(), String> {
+        loop {
+            self.machine.pump(&mut self.random);
+            self.look()?;
+            if self.guests.is_empty() {
+                break;
+            }
+            if !self.machine.step(&mut self.random) {
+                return Err("reads stand still".into());
+            }
+        }
+        self.switched = true;
+        if self.faults {
+            self.tally.faults += 1;
+            let blocks = self.machine.source.len() / BLOCK;
+            self.machine.faults = Faults {
+                data: self.random.u8(0..4),
+                away: self.random.u8(0..20),
+                bad: if blocks > 0 && self.random.bool() {
+                    vec![self.random.usize(0..blocks)]
+                } else {
+                    Vec::new()
+                },
+            };
+        }
+        Ok(())
+    }
+
+    /// The guest still writes to the source.
+    fn change_source(&mut self) {
+        if !self.guests.is_empty() || self.machine.source.is_empty() {
+            return;
+        }
+        let block = self.random.usize(0..self.machine.source.len() / BLOCK);
+        let generation = self.random.u64(1..1 << 20);
+        let values: Vec<_> = (block * PER_BLOCK..(block + 1) * PER_BLOCK)
+            .map(|sector| source_value(sector, generation))
+            .collect();
+        self.machine.source[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&bytes_of(&values));
+        for (sector, value) in (block * PER_BLOCK..).zip(&values) {
+            self.model.rebase(sector, *value);
+        }
+        self.versions[block] = vec![values];
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        let busy = self.machine.ops.len();
+        if self.guests.len() < self.depth && (busy == 0 || self.random.u8(0..100) < 40) {
+            self.submit();
+            if self.random.u8(0..4) == 0 {
+                return Ok(());
+            }
+        } else if busy > 0 {
+            let index = self.random.usize(0..busy);
+            self.machine.complete(index, &mut self.random);
+        } else {
+            self.machine.step(&mut self.random);
+        }
+        if self.random.u8(0..5) > 0 {
+            self.machine.pump(&mut self.random);
+        }
+        self.look()
+    }
+
+    fn submit(&mut self) {
+        let tag = Tag(self.next_tag);
+        self.next_tag += 1;
+        let unit = (self.config.logical_block_size as usize).max(SECTOR);
+        let align = if self.random.u8(0..3) > 0 {
+            BLOCK
+        } else {
+            unit
+        };
+        let units = self.size() / align;
+        let most = if align == BLOCK { 6 } else { 20 };
+        // Half of what the guest does is in the first blocks.
+        let offset = if self.random.bool() {
+            self.random.usize(0..units.min(4))
+        } else {
+            self.random.usize(0..units)
+        };
+        let length =
+            (1 + self.random.usize(0..most).min(self.random.usize(0..most))).min(units - offset);
+        let (offset, length) = (offset * align, length * align);
+        let (from, to) = (offset / SECTOR, (offset + length) / SECTOR);
+        let habits: u32 = self.habits.iter().sum();
+        let mut choice = self.random.u32(0..habits);
+        let mut habit = 0;
+        while choice >= self.habits[habit] {
+            choice -= self.habits[habit];
+            habit += 1;
+        }
+        if !self.switched {
+            habit = 0;
+        }
+        let fua = self.random.u8(0..100) < self.fua;
+        let (operation, guest, buffer) = match habit {
+            0 => (
+                Operation::Read,
+                Guest::Read(self.model.begin_read(from, to)),
+                vec![0xcc; length],
+            ),
+            1 => {
+                let (writing, values) = self.model.begin_write(from, to, false);
+                (
+                    Operation::Write { fua },
+                    Guest::Write { writing, fua },
+                    bytes_of(&values),
+                )
+            }
+            2 => (
+                Operation::Flush,
+                Guest::Flush(self.model.begin_flush()),
+                Vec::new(),
+            ),
+            _ if self.random.bool() => {
+                let from = from.next_multiple_of(PER_BLOCK);
+                let to = (to / PER_BLOCK * PER_BLOCK).max(from);
+                let (writing, _) = self.model.begin_write(from, to, true);
+                let guest = Guest::Write {
+                    writing,
+                    fua: false,
+                };
+                (Operation::Discard, guest, Vec::new())
+            }
+            _ => {
+                let (writing, _) = self.model.begin_write(from, to, true);
+                let operation = Operation::WriteZeroes { fua };
+                (operation, Guest::Write { writing, fua }, Vec::new())
+            }
+        };
+        let (offset, length) = if operation == Operation::Flush {
+            (0, 0)
+        } else {
+            (offset as u64, length as u64)
+        };
+        self.guests.push((tag, guest));
+        let request = Request {
+            tag,
+            operation,
+            offset,
+            length,
+        };
+        self.machine.request(request, buffer);
+    }
+
+    /// Look at what the volume has answered and done.
+    fn look(&mut self) -> Result<(), String> {
+        for sent in core::mem::take(&mut self.machine.sent) {
+            let end = sent.offset + sent.content.len();
+            let first = sent.offset.div_ceil(BLOCK);
+            for block in first..end / BLOCK {
+                let at = block * BLOCK - sent.offset;
+                let values = values_of(&sent.content[at..at + BLOCK]);
+                if let Some(versions) = self.versions.get_mut(block) {
+                    if !versions.contains(&values) {
+                        versions.push(values);
+                    }
+                }
+            }
+        }
+        for (tag, result) in core::mem::take(&mut self.machine.answers) {
+            let at = self.guests.iter().position(|(other, _)| *other == tag);
+            let (_, guest) = self.guests.swap_remove(at.expect("an answer to a request"));
+            let buffer = self.machine.take_buffer(tag);
+            self.tally.requests += 1;
+            if let (Err(failure), false) = (result, self.faults) {
+                return Err(format!("{guest:?} fails: {failure}"));
+            }
+            match guest {
+                Guest::Read(reading) => {
+                    let found = result.is_ok().then(|| values_of(&buffer));
+                    self.model.end_read(&reading, found.as_deref())?;
+                }
+                Guest::Write { writing, fua } => {
+                    self.model.end_write(&writing, result.is_ok(), fua);
+                }
+                Guest::Flush(begin) if result.is_ok() => self.model.end_flush(begin),
+                Guest::Flush(_) => {}
+            }
+        }
+        for notice in core::mem::take(&mut self.machine.notices) {
+            if let Notice::Extended { size } = notice {
+                self.grow(size);
+            }
+        }
+        Ok(())
+    }
+
+    fn grow(&mut self, size: u64) {
+        let sectors = size as usize / SECTOR;
+        self.model.grow(sectors);
+        self.versions
+            .resize(sectors / PER_BLOCK, vec![vec![0; PER_BLOCK]]);
+        self.config.size = size;
+    }
+
+    fn extend(&mut self) {
+        let size = self.config.size + (self.random.u64(1..4) * BLOCK as u64);
+        if size <= self.largest_size {
+            // Refused while another one is under way.
+            let _ = self.machine.volume.extend(size, self.config.metadata_size);
+        }
+    }
+
+    /// Crash now, recover, and check what is there; go on from there or from
+    /// before.
+    fn check_crash(&mut self, go_on: bool) -> Result<(), String> {
+        self.tally.crashes += 1;
+        let random = &mut self.random;
+        let (mut data, mut metadata) = if random.u8(0..4) == 0 {
+            self.machine.kill(random)
+        } else {
+            self.machine.cut_power(random)
+        };
+        let mut config = self.config.clone();
+        // An extension may be recorded though nobody knows yet.
+        config.size = self.largest_size;
+        let source = self.machine.source.clone();
+        while random.u8(0..4) == 0 {
+            // Recovery is interrupted.
+            let mut machine =
+                Machine::new(&config, self.rule, None, data, metadata, source.clone());
+            for _ in 0..random.usize(0..12) {
+                machine.step(random);
+            }
+            (data, metadata) = if random.bool() {
+                machine.kill(random)
+            } else {
+                machine.cut_power(random)
+            };
+            self.tally.crashes += 1;
+        }
+        let mut machine = Machine::new(&config, self.rule, None, data, metadata, source);
+        machine.open(random)?;
+        let found = values_of(&machine.read_all(random)?);
+        if found.len() < self.model.len() {
+            return Err("the volume has shrunk in a crash".into());
+        }
+        self.model.check_crash(&found)?;
+        self.check_whole_blocks(&found)?;
+        let random = &mut self.random;
+        if random.u8(0..4) == 0 {
+            // What was recovered is there to stay.
+            let (data, metadata) = machine.cut_power_hard(random);
+            let source = machine.source.clone();
+            let mut again = Machine::new(&config, self.rule, None, data, metadata, source);
+            again.open(random)?;
+            let found_again = values_of(&again.read_all(random)?);
+            if found_again != found {
+                return Err("a second crash finds other contents than the first".into());
+            }
+            self.tally.crashes += 1;
+        }
+        if go_on {
+            let size = (found.len() * SECTOR) as u64;
+            machine.faults = self.machine.faults.clone();
+            machine.notices.clear();
+            machine.sent.clear();
+            self.machine = machine;
+            self.grow(size);
+            self.model.settle(&found);
+            self.guests.clear();
+            self.versions = found
+                .chunks(PER_BLOCK)
+                .map(|block| vec![block.to_vec()])
+                .collect();
+            if self.machine.volume.progress().started {
+                self.machine.pump(&mut self.random);
+            } else if self.switched {
+                self.machine.volume.start();
+            }
+        }
+        Ok(())
+    }
+
+    /// A block that was not settled is never a mix.
+    fn check_whole_blocks(&self, found: &[Value]) -> Result<(), String> {
+        for (block, values) in found.chunks(PER_BLOCK).enumerate() {
+            let Some(versions) = self.versions.get(block) else {
+                continue;
+            };
+            let settled = self
+                .machine
+                .volume
+                .passes_through((block * BLOCK) as u64, BLOCK as u64);
+            if !settled && !versions.iter().any(|version| version == values) {
+                return Err(format!(
+                    "after a crash block {block} is a mix: {values:x?} of {versions:x?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Let all requests end and the move come to its end.
+    fn finish(&mut self) -> Result<(), String> {
+        self.machine.faults.away = 0;
+        self.machine.volume.start();
+        for _ in 0..20_000 {
+            self.machine.pump(&mut self.random);
+            self.look()?;
+            let progress = self.machine.volume.progress();
+            let ended = progress.done || progress.broken || progress.bad > 0;
+            if ended && self.guests.is_empty() && self.machine.ops.is_empty() {
+                break;
+            }
+            if !self.machine.step(&mut self.random) {
+                return Err(format!(
+                    "{} requests stand still, {progress:?}",
+                    self.guests.len()
+                ));
+            }
+        }
+        if !self.guests.is_empty() {
+            return Err(format!("{:?} do not end", self.guests));
+        }
+        let progress = self.machine.volume.progress();
+        self.tally.bad += u64::from(progress.bad > 0);
+        if !progress.done {
+            return if self.faults {
+                Ok(())
+            } else {
+                Err(format!("the move does not end: {progress:?}"))
+            };
+        }
+        self.tally.done += 1;
+        // What is on the disk is the volume, and what was flushed stays.
+        let size = self.size();
+        let values = |disk: &Disk| -> Vec<Value> {
+            let content = disk.read(0, size);
+            content.chunks_exact(SECTOR).map(value_of).collect()
+        };
+        self.model.check_now(&values(&self.machine.data))?;
+        let (data, _) = self.machine.cut_power_hard(&mut self.random);
+        self.model.check_crash(&values(&data))
+    }
+}
