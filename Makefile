@@ -58,6 +58,7 @@ rust-test: setup rust
 # What the lab runs of our own that is not Python
 lab-programs: rust
 	cd lab/disk && $(CARGO) build --locked --release
+	cd hydrator && $(CARGO) build --locked --release
 
 rust:
 	@found=$$($(CARGO) --version 2>/dev/null | cut -d' ' -f2); \

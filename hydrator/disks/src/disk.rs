@@ -19,6 +19,9 @@ const LOGICAL_BLOCK: libc::c_ulong = 0x1268;
 /// `BLKGETSIZE64` of linux/fs.h: the size of the device, in bytes.
 const SIZE: libc::c_ulong = 0x8008_1272;
 
+/// How long the lock of a process that has just ended may be kept by its ring.
+const RECENT: Duration = Duration::from_secs(1);
+
 /// What goes wrong when a disk is opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -54,6 +57,8 @@ pub enum OpenError {
 pub enum Access {
     /// Reading only; others may use it.
     ReadOnly,
+    /// Reading only, while no hydrator uses it.
+    Offline,
     /// Reading and writing, as the only hydrator that does, which waits as long
     /// as told for the one before.
     ///
@@ -96,15 +101,17 @@ impl Disk {
             cause,
         };
         let mode = match access {
-            Access::ReadOnly => OFlags::RDONLY,
+            Access::ReadOnly | Access::Offline => OFlags::RDONLY,
             Access::Exclusive(_) => OFlags::RDWR,
         };
         let file: File =
             rustix::fs::open(path, mode | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())
                 .map_err(|error| failed(error.into()))?
                 .into();
-        if let Access::Exclusive(patience) = access {
-            lock(&file, path, patience)?;
+        match access {
+            Access::ReadOnly => {}
+            Access::Offline => lock(&file, path, RECENT)?,
+            Access::Exclusive(patience) => lock(&file, path, patience)?,
         }
         let status = rustix::fs::fstat(&file).map_err(|error| failed(error.into()))?;
         let (size, logical_block) = match FileType::from_raw_mode(status.st_mode) {

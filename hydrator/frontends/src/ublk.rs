@@ -158,6 +158,11 @@ mod abi {
     }
 }
 
+/// Whether the kernel has ublk.
+pub fn is_there() -> bool {
+    Path::new(CONTROL).exists()
+}
+
 /// How a device is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
@@ -370,19 +375,35 @@ impl Ublk {
             None => (add(&mut control, settings)?, false),
         };
         let number = info.dev_id;
-        let device = open_device(number)?;
+        let made = Ublk::serve(settings, &info, recovering, control, ring, memory);
+        if made.is_err() && !recovering {
+            // Nobody would ever remove it.
+            delete(&mut Control::open()?, number)?;
+        }
+        made
+    }
+
+    fn serve(
+        settings: &Settings,
+        info: &abi::DeviceInfo,
+        recovering: bool,
+        control: Control,
+        ring: &mut Ring,
+        memory: &mut Memory,
+    ) -> Result<Ublk, FrontendError> {
+        let number = info.dev_id;
         let failed = |what: &str, error: io::Error| {
             FrontendError::kernel(format!("cannot {what} /dev/ublkc{number}"), error)
         };
-        let descriptors = Descriptors::map(&device, info.queue_depth)
-            .map_err(|error| failed("map the requests of", error))?;
         let mut spans = Vec::with_capacity(usize::from(info.queue_depth));
         for _ in 0..info.queue_depth {
             let span = memory.take(info.max_io_buf_bytes as usize);
-            spans.push(
-                span.ok_or_else(|| failed("serve", io::Error::from(io::ErrorKind::OutOfMemory)))?,
-            );
+            let none = || failed("serve", io::Error::from(io::ErrorKind::OutOfMemory));
+            spans.push(span.ok_or_else(none)?);
         }
+        let device = open_device(number)?;
+        let descriptors = Descriptors::map(&device, info.queue_depth)
+            .map_err(|error| failed("map the requests of", error))?;
         let mut ublk = Ublk {
             number,
             path: PathBuf::from(format!("/dev/ublkb{number}")),

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the command line understands.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Serves a volume while its data moves to this node.
+///
+/// One process serves one moving volume. It shows a block device whose writes
+/// go to the destination and whose reads come from there, or from the source
+/// as long as it is not there yet, and copies the rest in the background. After
+/// a kill or a power cut, start it again as it was: it takes over the device
+/// and loses nothing that was acknowledged as durable.
+///
+/// The environment variable LOCALSTOR_LOG sets what is logged: error, warn,
+/// info (the default), debug or trace.
+#[derive(Debug, Parser)]
+#[command(name = "localstor-hydrator", version)]
+pub struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a volume, in the foreground
+    Run(Box<Settings>),
+    /// Show how far the move is, as JSON
+    Status(Place),
+    /// Begin to copy: from now on the source does not change
+    Start(Place),
+    /// Change how fast to copy
+    Throttle(Throttle),
+    /// End a move that is complete: remove the device, end the process
+    Finish(Place),
+    /// End a move as it is: remove the device, end the process
+    Abort(Place),
+    /// Print the metadata of a move that nobody serves, as JSON
+    Dump(Metadata),
+    /// Say what is wrong with such metadata; exit status 2 if anything is
+    Check(Metadata),
+    /// Print the manual page
+    #[command(hide = true)]
+    Man,
+}
+
+/// Where a running hydrator is found.
+#[derive(Args, Debug)]
+pub struct Place {
+    /// The directory that was given to "run"
+    #[arg(value_name = "DIRECTORY")]
+    pub runtime: PathBuf,
+}
+
+/// How fast to copy.
+#[derive(Args, Debug)]
+pub struct Throttle {
+    /// Where it is found.
+    #[command(flatten)]
+    pub place: Place,
+    /// At most so many bytes per second (K, M, G: binary units); as fast as the
+    /// guest's latency allows if not given
+    #[arg(long, value_parser = bytes)]
+    pub limit: Option<u64>,
+    /// So many bytes per second whatever the guest does
+    #[arg(long, value_parser = bytes)]
+    pub minimum: Option<u64>,
+}
+
+/// Metadata on a disk.
+#[derive(Args, Debug)]
+pub struct Metadata {
+    /// The metadata device
+    pub metadata: PathBuf,
+}
+
+/// How the device is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FrontendKind {
+    /// ublk where the kernel has it, else nbd
+    Auto,
+    /// A device of the kernel's ublk driver
+    Ublk,
+    /// A device of the kernel's NBD client
+    Nbd,
+    /// An NBD server on the socket "nbd" in the runtime directory
+    Socket,
+}
+
+/// How to serve a volume.
+#[derive(Args, Clone, Debug)]
+pub struct Settings {
+    /// Directory for the control socket and the link "device" to the device;
+    /// made if it is missing. It must not outlive a reboot: /run is right
+    #[arg(long, value_name = "DIRECTORY")]
+    pub runtime: PathBuf,
+    /// Id of the move, a UUID; metadata of another move are refused
+    #[arg(long = "move", value_name = "UUID", value_parser = move_id)]
+    pub move_id: MoveId,
+    /// The destination's logical volume
+    #[arg(long, value_name = "DEVICE")]
+    pub data: PathBuf,
+    /// The device for map and journal
+    #[arg(long, value_name = "DEVICE")]
+    pub metadata: PathBuf,
+    /// The volume as the source node exports it
+    #[arg(long, value_name = "DEVICE")]
+    pub source: PathBuf,
+    /// Size of the volume; that of the source if not given
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub size: Option<u64>,
+    /// The move may be new: if the metadata device begins with zeros, format it
+    #[arg(long)]
+    pub new: bool,
+    /// The destination reads zeros where it was not written (a new thin
+    /// volume): zeros need not be copied. Heeded when formatting only
+    #[arg(long)]
+    pub zeroed: bool,
+    /// How to show the device
+    #[arg(long, value_enum, default_value_t = FrontendKind::Auto)]
+    pub frontend: FrontendKind,
+    /// Copy at most so many bytes per second
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub limit: Option<u64>,
+    /// Copy so many bytes per second whatever the guest does
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "10M")]
+    pub minimum: u64,
+    /// Fail reads that have waited so long for the source; never if not given
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub source_timeout: Option<Duration>,
+}
+
+/// A move's id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoveId(pub [u8; 16]);
+
+impl std::fmt::Display for MoveId {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, byte) in self.0.iter().enumerate() {
+            if matches!(index, 4 | 6 | 8 | 10) {
+                formatter.write_str("-")?;
+            }
+            write!(formatter, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+fn move_id(text: &str) -> Result<MoveId, String> {
+    let wrong = || format!("\"{text}\" is no UUID");
+    let digits: Vec<u32> = text
+        .chars()
+        .filter(|character| *character != '-')
+        .map(|character| character.to_digit(16).ok_or_else(wrong))
+        .collect::<Result<_, _>>()?;
+    if digits.len() != 32 {
+        return Err(wrong());
+    }
+    let mut id = [0; 16];
+    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = (pair[0] << 4 | pair[1]) as u8;
+    }
+    Ok(MoveId(id))
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    let wrong = || format!("\"{text}\" is no number of bytes: use digits, and K, M, G or T");
+    let shift = match text.chars().last() {
+        Some('K' | 'k') => 10,
+        Some('M' | 'm') => 20,
+        Some('G' | 'g') => 30,
+        Some('T' | 't') => 40,
+        _ => 0,
+    };
+    let digits = if shift == 0 {
+        text
+    } else {
+        &text[..text.len() - 1]
+    };
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    text.parse()
+        .map(Duration::from_secs)
+        .map_err(|_| format!("\"{text}\" is no number of seconds"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_move_id_is_read_and_written_as_a_uuid() {
+        let text = "a6f07385-e34d-48a1-930e-7179e7b63cdb";
+        assert_eq!(move_id(text).unwrap().to_string(), text);
+        assert_eq!(move_id(&text.replace('-', "")).unwrap().to_string(), text);
+        for wrong in ["", "a6f07385", &text.replace('a', "x"), &format!("{text}0")] {
+            assert!(move_id(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_binary_units() {
+        assert_eq!(bytes("512"), Ok(512));
+        assert_eq!(bytes("10M"), Ok(10 << 20));
+        assert_eq!(bytes("2t"), Ok(2 << 40));
+        for wrong in ["", "M", "1.5G", "-1", "99999999999T", "1Ä"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+}

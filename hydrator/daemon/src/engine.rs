@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Carries out on the disks what the core decides.
+
+use localstor_hydrator_core::{
+    Action, Buffer, Config, Device, Failure, Io, Memory as CoreMemory, Notice, Tag, Time, Volume,
+};
+use localstor_hydrator_disks::{Disk, Event, Memory, MemoryError, Owner, Ring, Span, Token};
+use localstor_hydrator_frontends::{Arrival, Outcome};
+use tracing::warn;
+
+/// Size of the zeros that are written where a disk can't make them, in bytes.
+const ZEROS: usize = 256 << 10;
+
+/// A block slot's size, in bytes.
+const BLOCK: usize = localstor_hydrator_core::BLOCK_SIZE as usize;
+
+/// The three disks of a moving volume.
+pub(crate) struct Disks {
+    pub(crate) data: Disk,
+    pub(crate) metadata: Disk,
+    pub(crate) source: Disk,
+}
+
+impl Disks {
+    pub(crate) fn get(&self, device: Device) -> &Disk {
+        match device {
+            Device::Data => &self.data,
+            Device::Metadata => &self.metadata,
+            Device::Source => &self.source,
+        }
+    }
+}
+
+/// What the core looks into.
+struct Buffers {
+    guests: Vec<Option<Span>>,
+    blocks: Vec<Span>,
+    extents: Vec<Span>,
+    // Stands in for a slot that is not there, so that nothing panics.
+    nothing: Span,
+}
+
+impl Buffers {
+    fn span(&self, buffer: Buffer, length: usize) -> Option<Span> {
+        let (whole, offset) = match buffer {
+            Buffer::Guest { tag, offset } => (self.guest(tag)?, offset),
+            Buffer::Block(slot) => (*self.blocks.get(usize::from(slot))?, 0),
+            Buffer::Extent { slot, offset } => (*self.extents.get(usize::from(slot))?, offset),
+        };
+        whole.part(offset as usize, length)
+    }
+
+    fn guest(&self, tag: Tag) -> Option<Span> {
+        self.guests.get(tag.0 as usize).copied().flatten()
+    }
+
+    fn piece(&self, tag: Tag, offset: u32, length: u32) -> Span {
+        self.guest(tag)
+            .and_then(|span| span.part(offset as usize, length as usize))
+            .unwrap_or(self.nothing)
+    }
+
+    fn block_span(&self, slot: u16) -> Span {
+        self.blocks
+            .get(usize::from(slot))
+            .copied()
+            .unwrap_or(self.nothing)
+    }
+}
+
+impl CoreMemory for Buffers {
+    fn block(&self, slot: u16) -> &[u8] {
+        // SAFETY: the core looks into its slots only while no action names
+        // them, so nothing is being read into this one.
+        unsafe { self.block_span(slot).bytes() }
+    }
+
+    fn block_mut(&mut self, slot: u16) -> &mut [u8] {
+        // SAFETY: as above; the borrow of all buffers keeps other slices away.
+        unsafe { self.block_span(slot).bytes_mut() }
+    }
+
+    fn extent(&self, slot: u16) -> &[u8] {
+        let span = self.extents.get(usize::from(slot)).copied();
+        // SAFETY: as above.
+        unsafe { span.unwrap_or(self.nothing).bytes() }
+    }
+
+    fn guest_crc32c(&self, tag: Tag, offset: u32, length: u32, crc: u32) -> u32 {
+        // SAFETY: a write's buffer is only read until it is answered.
+        crc32c::crc32c_append(crc, unsafe { self.piece(tag, offset, length).bytes() })
+    }
+
+    fn guest_to_block(&mut self, tag: Tag, offset: u32, length: u32, slot: u16, at: usize) {
+        let source = self.piece(tag, offset, length);
+        if let Some(target) = self.block_span(slot).part(at, source.len()) {
+            // SAFETY: the source is a write's buffer, only read; the target is
+            // a slot that no action names.
+            unsafe { target.bytes_mut().copy_from_slice(source.bytes()) };
+        }
+    }
+
+    fn zero_guest(&mut self, tag: Tag, offset: u32, length: u32) {
+        // SAFETY: no action of the read fills this piece, or the core would
+        // not have it zeroed.
+        unsafe { self.piece(tag, offset, length).bytes_mut() }.fill(0);
+    }
+}
+
+/// How an operation is being carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Read,
+    Write { fua: bool },
+    Flush,
+    // Zeros, by the best means that the disk has not refused.
+    Unmap { fua: bool },
+    ZeroRange { fua: bool },
+    WriteZeros { fua: bool },
+}
+
+/// An operation in flight.
+#[derive(Clone, Copy, Debug)]
+struct Operation {
+    io: Io,
+    device: Device,
+    step: Step,
+    // What is left of it.
+    offset: u64,
+    length: u64,
+    span: Option<Span>,
+}
+
+/// The core with its disks and buffers.
+pub(crate) struct Engine {
+    volume: Volume,
+    buffers: Buffers,
+    disks: Disks,
+    zeros: Span,
+    operations: Vec<Option<Operation>>,
+    free: Vec<u32>,
+    actions: Vec<Action>,
+    // Data can't give space back and promise zeros; nor can it make zeros.
+    unmaps: bool,
+    makes_zeros: bool,
+}
+
+/// The memory for the core's buffers, in bytes.
+pub(crate) fn memory_needed(config: &Config) -> usize {
+    usize::from(config.block_slots) * BLOCK
+        + usize::from(config.copies) * config.extent_size()
+        + ZEROS
+        + BLOCK
+}
+
+impl Engine {
+    /// Over a volume that is being opened.
+    pub(crate) fn new(
+        volume: Volume,
+        config: &Config,
+        disks: Disks,
+        memory: &mut Memory,
+    ) -> Result<Engine, MemoryError> {
+        let mut take = |length: usize| {
+            memory.take(length).ok_or(MemoryError::Map {
+                bytes: length,
+                cause: std::io::ErrorKind::OutOfMemory.into(),
+            })
+        };
+        let zeros = take(ZEROS)?;
+        let nothing = take(BLOCK)?.part(0, 0);
+        let blocks = (0..config.block_slots)
+            .map(|_| take(BLOCK))
+            .collect::<Result<_, _>>()?;
+        let extents = (0..config.copies)
+            .map(|_| take(config.extent_size()))
+            .collect::<Result<_, _>>()?;
+        Ok(Engine {
+            volume,
+            buffers: Buffers {
+                guests: vec![None; config.requests],
+                blocks,
+                extents,
+                nothing: nothing.unwrap_or(zeros),
+            },
+            disks,
+            zeros,
+            operations: Vec::new(),
+            free: Vec::new(),
+            actions: Vec::new(),
+            unmaps: true,
+            makes_zeros: true,
+        })
+    }
+
+    /// The core.
+    pub(crate) fn volume(&mut self) -> &mut Volume {
+        &mut self.volume
+    }
+
+    /// A request of the guest's.
+    pub(crate) fn submit(&mut self, now: Time, arrival: Arrival) {
+        let index = arrival.request.tag.0 as usize;
+        if index >= self.buffers.guests.len() {
+            self.buffers.guests.resize(index + 1, None);
+        }
+        self.buffers.guests[index] = arrival.span;
+        self.volume.request(now, arrival.request, &mut self.buffers);
+    }
+
+    /// When [`Engine::turn`] is to be called, if nothing happens before.
+    pub(crate) fn wake_at(&self) -> Option<Time> {
+        self.volume.wake_at()
+    }
+
+    /// Ends a batch: begins what the core wants done, answers what is
+    /// complete, and tells what is to be known.
+    pub(crate) fn turn(
+        &mut self,
+        ring: &mut Ring,
+        now: Time,
+        mut complete: impl FnMut(&mut Ring, Tag, Outcome),
+        notices: &mut Vec<Notice>,
+    ) {
+        let mut actions = std::mem::take(&mut self.actions);
+        self.volume
+            .actions(now, &mut self.buffers, |action| actions.push(action));
+        for action in actions.drain(..) {
+            match action {
+                Action::Complete { tag, result } => complete(ring, tag, result),
+                Action::Notice(notice) => notices.push(notice),
+                Action::Read {
+                    io,
+                    device,
+                    offset,
+                    length,
+                    buffer,
+                } => self.begin(
+                    ring,
+                    now,
+                    io,
+                    device,
+                    Step::Read,
+                    offset,
+                    length.into(),
+                    Some(buffer),
+                ),
+                Action::Write {
+                    io,
+                    device,
+                    offset,
+                    length,
+                    buffer,
+                    fua,
+                } => {
+                    let step = Step::Write { fua };
+                    self.begin(
+                        ring,
+                        now,
+                        io,
+                        device,
+                        step,
+                        offset,
+                        length.into(),
+                        Some(buffer),
+                    );
+                }
+                Action::Zero {
+                    io,
+                    device,
+                    offset,
+                    length,
+                    fua,
+                } => {
+                    let step = self.zeroing(fua);
+                    self.begin(ring, now, io, device, step, offset, length, None);
+                }
+                Action::Flush { io, device } => {
+                    self.begin(ring, now, io, device, Step::Flush, 0, 0, None);
+                }
+            }
+        }
+        self.actions = actions;
+    }
+
+    fn zeroing(&self, fua: bool) -> Step {
+        if self.unmaps {
+            Step::Unmap { fua }
+        } else if self.makes_zeros {
+            Step::ZeroRange { fua }
+        } else {
+            Step::WriteZeros { fua }
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "an action taken apart")]
+    fn begin(
+        &mut self,
+        ring: &mut Ring,
+        now: Time,
+        io: Io,
+        device: Device,
+        step: Step,
+        offset: u64,
+        length: u64,
+        buffer: Option<Buffer>,
+    ) {
+        let span = buffer.map(|buffer| self.buffers.span(buffer, length as usize));
+        if span == Some(None) {
+            warn!("the core has named a buffer that is not there: {buffer:?}");
+            self.volume
+                .completed(now, io, Err(Failure::Invalid), &mut self.buffers);
+            return;
+        }
+        let operation = Operation {
+            io,
+            device,
+            step,
+            offset,
+            length,
+            span: span.flatten(),
+        };
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.operations.push(None);
+            self.operations.len() as u32 - 1
+        });
+        self.carry_out(ring, index, operation);
+    }
+
+    fn carry_out(&mut self, ring: &mut Ring, index: u32, operation: Operation) {
+        let Operation { offset, length, .. } = operation;
+        let token = Token::new(Owner::Engine, index.into());
+        let disk = self.disks.get(operation.device);
+        match (operation.step, operation.span) {
+            (Step::Read, Some(span)) => {
+                // SAFETY: the core gives a buffer to one operation at a time,
+                // and leaves it alone until we tell of its completion.
+                unsafe { disk.read(ring, span, offset, token) };
+            }
+            (Step::Write { fua }, Some(span)) => {
+                // SAFETY: as above; nobody writes to it, at least.
+                unsafe { disk.write(ring, span, offset, fua, token) };
+            }
+            (Step::Unmap { .. }, _) => disk.unmap(ring, offset, length, token),
+            (Step::ZeroRange { .. }, _) => disk.zero(ring, offset, length, token),
+            (Step::WriteZeros { fua }, _) => {
+                let count = length.min(ZEROS as u64) as usize;
+                let span = self.zeros.part(0, count).unwrap_or(self.zeros);
+                // SAFETY: nobody ever writes to the zeros.
+                unsafe { disk.write(ring, span, offset, fua, token) };
+            }
+            (Step::Flush | Step::Read | Step::Write { .. }, _) => disk.flush(ring, token),
+        }
+        self.operations[index as usize] = Some(operation);
+    }
+
+    /// A disk has answered.
+    pub(crate) fn on_event(&mut self, ring: &mut Ring, now: Time, event: Event) {
+        let index = event.token.detail() as u32;
+        let Some(operation) = self
+            .operations
+            .get_mut(index as usize)
+            .and_then(Option::take)
+        else {
+            return;
+        };
+        match self.follow_up(&operation, event.result) {
+            Ok(Some(next)) => self.carry_out(ring, index, next),
+            Ok(None) => self.finish(now, index, &operation, Ok(())),
+            Err(failure) => {
+                let disk = self.disks.get(operation.device);
+                warn!(
+                    "{}: {:?} of {} bytes at {}: {}",
+                    disk.path().display(),
+                    operation.step,
+                    operation.length,
+                    operation.offset,
+                    std::io::Error::from_raw_os_error(-event.result)
+                );
+                self.finish(now, index, &operation, Err(failure));
+            }
+        }
+    }
+
+    fn finish(&mut self, now: Time, index: u32, operation: &Operation, result: Outcome) {
+        self.free.push(index);
+        self.volume
+            .completed(now, operation.io, result, &mut self.buffers);
+    }
+
+    /// What remains to be done of an operation after the kernel's answer.
+    fn follow_up(
+        &mut self,
+        operation: &Operation,
+        result: i32,
+    ) -> Result<Option<Operation>, Failure> {
+        let flush = |fua: bool| {
+            fua.then_some(Operation {
+                step: Step::Flush,
+                ..*operation
+            })
+        };
+        let refused = matches!(-result, libc::EOPNOTSUPP | libc::EINVAL | libc::ENODEV);
+        match operation.step {
+            Step::Unmap { fua } if refused => {
+                self.unmaps = false;
+                let step = self.zeroing(fua);
+                return Ok(Some(Operation { step, ..*operation }));
+            }
+            Step::ZeroRange { fua } if refused => {
+                self.makes_zeros = false;
+                let step = self.zeroing(fua);
+                return Ok(Some(Operation { step, ..*operation }));
+            }
+            _ => {}
+        }
+        if result < 0 {
+            return Err(failure(-result));
+        }
+        match operation.step {
+            Step::Flush => Ok(None),
+            Step::Unmap { fua } | Step::ZeroRange { fua } => Ok(flush(fua)),
+            Step::Read | Step::Write { .. } | Step::WriteZeros { .. } => {
+                let done = u64::from(result as u32);
+                if done == operation.length {
+                    return Ok(None);
+                }
+                // Nothing at all: behind the end of the disk.
+                if done == 0 || done > operation.length {
+                    return Err(Failure::Io);
+                }
+                let left = operation.length - done;
+                Ok(Some(Operation {
+                    offset: operation.offset + done,
+                    length: left,
+                    span: operation
+                        .span
+                        .and_then(|span| span.part(done as usize, left as usize)),
+                    ..*operation
+                }))
+            }
+        }
+    }
+}
+
+/// What the block layer's errors mean.
+fn failure(errno: i32) -> Failure {
+    match errno {
+        libc::ENOSPC => Failure::NoSpace,
+        // Medium and integrity errors: the disk has answered.
+        libc::ENODATA | libc::EILSEQ => Failure::BadSector,
+        // The way to the disk is broken.
+        libc::ETIMEDOUT
+        | libc::ENOLINK
+        | libc::ENODEV
+        | libc::ENXIO
+        | libc::ENOTCONN
+        | libc::EHOSTUNREACH => Failure::Unreachable,
+        _ => Failure::Io,
+    }
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command line.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use localstor_hydrator::arguments::{Arguments, Command};
+use localstor_hydrator::protocol::Request;
+use localstor_hydrator::{client, offline, serve};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            EnvFilter::try_from_env("LOCALSTOR_LOG").unwrap_or_else(|_| EnvFilter::new("info")),
+        )
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    match carry_out(arguments.command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("localstor-hydrator: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn carry_out(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Run(settings) => serve::run(&settings)?,
+        Command::Status(place) => client::ask(&place.runtime, &Request::Status)?,
+        Command::Start(place) => client::ask(&place.runtime, &Request::Start)?,
+        Command::Throttle(throttle) => client::ask(
+            &throttle.place.runtime,
+            &Request::Throttle {
+                limit: throttle.limit,
+                minimum: throttle.minimum,
+            },
+        )?,
+        Command::Finish(place) => client::ask(&place.runtime, &Request::Finish)?,
+        Command::Abort(place) => client::ask(&place.runtime, &Request::Abort)?,
+        Command::Dump(disk) => offline::dump(&disk.metadata, &mut std::io::stdout().lock())?,
+        Command::Check(disk) => {
+            let sound = offline::check(&disk.metadata, &mut std::io::stdout().lock())?;
+            if !sound {
+                return Ok(ExitCode::from(2));
+            }
+        }
+        Command::Man => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(Arguments::command()).render(&mut page)?;
+            std::io::stdout().lock().write_all(&page)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native helper on real kernels: ublk on the lab's own, NBD on Debian's.
+
+A node alone, without a cloud. The move is between two logical volumes of the
+node: what is tried here is the helper, not the way to the source.
+"""
+
+import json
+import pathlib
+import time
+import unittest
+import uuid
+
+import testtools
+
+from lab import cloud as clouds
+from lab import errors
+from lab import kernel as kernels
+from lab import layout
+
+HYDRATOR = str(layout.REPOSITORY / 'hydrator' / 'target' / 'release'
+               / 'localstor-hydrator')
+RUNTIME = '/run/hydrator/volume'
+GROUP = 'cinder-local'
+# Seconds
+PATIENCE = 120
+
+
+class HydratorTestCase(testtools.TestCase):
+    """A move on a node of its own; subclasses say which kernel."""
+
+    kernel = ''
+    frontend = ''
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        if not cls.kernel:
+            raise unittest.SkipTest('only its subclasses are tests')
+        try:
+            kernels.named(cls.kernel)
+        except errors.LabError as error:
+            raise unittest.SkipTest(str(error))
+        cls.cloud = clouds.Cloud(f'hydrator-{cls.frontend}')
+        cls.addClassCleanup(cls.cloud.down)
+        cls.cloud.up(nodes=1, kernel=cls.kernel, bare=True)
+        cls.node = cls.cloud.node('node1')
+        cls.node.run(['modprobe', '-q', 'nbd'], check=False)
+
+    def setUp(self):
+        super().setUp()
+        self.move = str(uuid.uuid4())
+        self.addCleanup(self.remove_volumes)
+        for name, size in (('data', '256M'), ('metadata', '16M'),
+                           ('source', '256M')):
+            self.node.run(['lvcreate', '-qq', '-y', '-L', size, '-n', name,
+                           GROUP])
+        for name in ('metadata', 'data'):
+            self.fill(name, '/dev/zero')
+        self.fill('source', '/dev/urandom')
+        self.starts = 0
+
+    def remove_volumes(self):
+        self.node.run(['lvremove', '-qq', '-y', GROUP], check=False)
+
+    @staticmethod
+    def path(name):
+        return f'/dev/{GROUP}/{name}'
+
+    def shell(self, text, **arguments):
+        return self.node.run(['bash', '-c', text], **arguments)
+
+    def fill(self, name, source):
+        # dd stops at the end of the volume, and calls that an error.
+        self.node.run(['dd', f'if={source}', f'of={self.path(name)}', 'bs=1M',
+                       'oflag=direct'], check=False)
+
+    def checksum(self, name, skip=0):
+        return self.shell(f'dd if={self.path(name)} bs=1M skip={skip}'
+                          ' iflag=direct status=none | sha256sum').stdout
+
+    # The helper
+
+    def start(self):
+        """Start a helper; it lives on when the command has ended."""
+        self.starts += 1
+        command = [HYDRATOR, 'run', '--runtime', RUNTIME,
+                   '--move', self.move, '--data', self.path('data'),
+                   '--metadata', self.path('metadata'),
+                   '--source', self.path('source'), '--new',
+                   '--frontend', self.frontend, '--limit', '20M']
+        self.shell(f'setsid {" ".join(command)} >> /tmp/hydrator.log 2>&1'
+                   ' < /dev/null & echo $! > /tmp/hydrator.pid')
+        if self.starts == 1:
+            self.addCleanup(self.end)
+        return self.wait(lambda status: status['device'])['device']
+
+    def kill(self):
+        self.shell('kill -9 $(cat /tmp/hydrator.pid)')
+
+    def end(self):
+        self.ask('abort', check=False)
+        self.shell('kill -9 $(cat /tmp/hydrator.pid)', check=False)
+
+    def ask(self, verb, *arguments, check=True):
+        return self.node.run([HYDRATOR, verb, RUNTIME, *arguments],
+                             check=check)
+
+    def wait(self, wanted):
+        """Its status when that is as wanted."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            answer = self.ask('status', check=False)
+            if answer.returncode == 0:
+                status = json.loads(answer.stdout)
+                if wanted(status):
+                    return status
+            if time.monotonic() > deadline:
+                log = self.shell('tail -20 /tmp/hydrator.log').stdout
+                self.fail(f'{answer.stdout} {answer.stderr}\n{log}')
+            time.sleep(0.2)
+
+    # The guest
+
+    def begin_load(self, device):
+        """Write, flush and verify for as long as it takes."""
+        self.shell(
+            f'setsid fio --name=guest --filename={device} --direct=1'
+            ' --ioengine=io_uring --rw=randwrite --bsrange=512-256k'
+            ' --iodepth=8 --size=64M --verify=crc32c --verify_backlog=64'
+            ' --fsync=16 --output-format=json --output=/tmp/fio.json'
+            ' > /tmp/fio.log 2>&1 < /dev/null & echo $! > /tmp/fio.pid')
+
+    def load_result(self):
+        """What fio says of its job, when it has ended."""
+        self.shell('while kill -0 $(cat /tmp/fio.pid) 2> /dev/null;'
+                   ' do sleep 0.2; done', timeout=PATIENCE)
+        text = self.shell('cat /tmp/fio.json').stdout
+        return json.loads(text[text.index('{'):])['jobs'][0]
+
+    def flushes_reach_it(self, device):
+        name = pathlib.Path(device).name
+        return self.shell(
+            f'cat /sys/block/{name}/queue/write_cache').stdout.strip()
+
+
+class _Moves:
+    """What holds for every kernel and frontend."""
+
+    def test_a_guest_that_verifies_survives_kills_in_mid_move(self):
+        device = self.start()
+        self.assertEqual('write back', self.flushes_reach_it(device))
+        self.begin_load(device)
+        self.ask('start')
+        for _ in range(3):
+            time.sleep(1)
+            self.kill()
+            self.assertEqual(device, self.start())
+
+        result = self.load_result()
+
+        self.assertEqual(0, result['error'])
+        self.wait(lambda status: status['state'] == 'done')
+        self.ask('finish')
+        # What the guest has not written is as it was on the source.
+        self.assertEqual(self.checksum('source', skip=64),
+                         self.checksum('data', skip=64))
+        checked = self.node.run([HYDRATOR, 'check', self.path('metadata')])
+        self.assertIn('complete', checked.stdout)
+
+    def test_remote_blocks_read_as_the_source_and_nothing_is_copied_yet(self):
+        device = self.start()
+
+        seen = self.shell(f'dd if={device} bs=1M iflag=direct status=none'
+                          ' | sha256sum').stdout
+
+        self.assertEqual(self.checksum('source'), seen)
+        status = self.wait(lambda status: True)
+        self.assertEqual('starting', status['state'])
+        self.assertEqual(0, status['local'])
+
+    def test_discarded_and_zeroed_blocks_read_zeros(self):
+        device = self.start()
+
+        self.node.run(['blkdiscard', '-o', '0', '-l', '4M', device])
+        self.node.run(['blkdiscard', '-z', '-o', '8M', '-l', '4M', device])
+
+        for offset in ('0', '8M'):
+            self.node.run(['cmp', '-n', '4M', '-i', f'{offset}:0', device,
+                           '/dev/zero'])
+        # And not what lies beside them.
+        self.node.run(['cmp', '-n', '4M', '-i', '4M', device,
+                       self.path('source')])
+
+    def test_a_successor_takes_the_device_over_after_an_orderly_end(self):
+        device = self.start()
+        self.begin_load(device)
+        time.sleep(1)
+
+        self.shell('kill $(cat /tmp/hydrator.pid); while kill -0'
+                   ' $(cat /tmp/hydrator.pid) 2> /dev/null;'
+                   ' do sleep 0.1; done')
+
+        self.assertEqual(device, self.start())
+        self.assertEqual(0, self.load_result()['error'])
+
+    def test_an_abort_leaves_no_device(self):
+        device = self.start()
+
+        self.ask('abort')
+
+        size = self.shell(f'blockdev --getsize64 {device}', check=False)
+        self.assertIn(size.stdout.strip(), ('', '0'))
+        self.assertNotEqual(0, self.ask('status', check=False).returncode)
+
+    def test_a_move_is_not_finished_before_it_is_complete(self):
+        self.start()
+
+        refused = self.ask('finish', check=False)
+
+        self.assertNotEqual(0, refused.returncode)
+        self.assertIn('not complete', refused.stderr)
+        self.wait(lambda status: status['device'])
+
+    def test_a_second_helper_keeps_away(self):
+        self.start()
+
+        second = self.node.run(
+            [HYDRATOR, 'check', self.path('metadata')], check=False)
+
+        self.assertNotEqual(0, second.returncode)
+        self.assertIn('in use', second.stderr)
+
+
+class UblkTest(_Moves, HydratorTestCase):
+    """ublk, on the lab's own kernel."""
+
+    kernel = 'own'
+    frontend = 'ublk'
+
+
+class NbdTest(_Moves, HydratorTestCase):
+    """The kernel's NBD client, on Debian's kernel."""
+
+    kernel = 'stock'
+    frontend = 'nbd'
