@@ -91,7 +91,10 @@ class Export:
 
 
 class VolumeGroup(abc.ABC):
-    """The logical volumes of one volume group."""
+    """The logical volumes of one volume group.
+
+    What a method has changed outlives a power cut as soon as it returns.
+    """
 
     name: str
 

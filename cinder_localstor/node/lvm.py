@@ -79,6 +79,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
         self._pool = name + '-pool'
         self._lock = 'localstor-lvm-' + name
         self._block_size = 0
+        self._disks: list[str] = []
 
     @property
     def thin(self) -> bool:
@@ -100,7 +101,10 @@ class LVMVolumeGroup(interface.VolumeGroup):
             self._command.run('lvcreate', '--yes', '--thinpool', self._pool,
                               '--extents', POOL_SHARE, self.name)
         self._command.run('vgchange', '--activate', 'y', self.name)
-        self._block_size = self._read_block_size()
+        self._disks = self._read_disks()
+        self._block_size = max(
+            _logical_block_size(os.path.basename(os.path.realpath(disk)))
+            for disk in self._disks)
 
     def _group(self) -> dict[str, str]:
         text = self._command.run(
@@ -142,15 +146,29 @@ class LVMVolumeGroup(interface.VolumeGroup):
     def block_size(self) -> int:
         return self._block_size
 
-    def _read_block_size(self) -> int:
+    def _read_disks(self) -> list[str]:
+        """Paths of the group's physical volumes."""
         text = self._command.run(
             'vgs', '--reportformat', 'json', '--noheadings', '--options',
             'pv_name', self.name)
-        sizes = set()
-        for row in parse_report(text, 'vg', 'vgs'):
-            disk = os.path.basename(os.path.realpath(row['pv_name']))
-            sizes.add(_logical_block_size(disk))
-        return max(sizes)
+        return [row['pv_name'] for row in parse_report(text, 'vg', 'vgs')]
+
+    def _flush(self) -> None:
+        """Make durable what was changed.
+
+        lvm2 writes its metadata past the page cache but flushes no disk: a
+        power cut takes a volume or a tag back that was long believed.
+        """
+        try:
+            self._flush_disks()
+        except FileNotFoundError:
+            # An operator has taken a disk out of the group.
+            self._disks = self._read_disks()
+            self._flush_disks()
+
+    def _flush_disks(self) -> None:
+        for disk in self._disks:
+            privileged.flush(disk)
 
     def path(self, name: str) -> str:
         return '/dev/%s/%s' % (self.name, name)
@@ -180,11 +198,14 @@ class LVMVolumeGroup(interface.VolumeGroup):
             except exception.CommandTimedOut:
                 raise
             except exception.CommandFailed as error:
-                if 'already exists' in str(error):
-                    return False
-                self._complain(error, name, size)
-                raise
-        return True
+                if 'already exists' not in str(error):
+                    self._complain(error, name, size)
+                    raise
+                made = False
+            else:
+                made = True
+            self._flush()
+        return made
 
     def extend(self, name: str, size: int) -> None:
         volume = self.logical_volumes().get(name)
@@ -200,6 +221,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
             except exception.CommandFailed as error:
                 self._complain(error, name, size)
                 raise
+            self._flush()
 
     def _complain(self, error: exception.CommandFailed, name: str,
                   size: int) -> None:
@@ -222,6 +244,8 @@ class LVMVolumeGroup(interface.VolumeGroup):
             volume_clear=self._configuration.volume_clear,
             volume_clear_size=self._configuration.volume_clear_size,
             volume_clear_ionice=self._configuration.volume_clear_ionice)
+        # Before the volume goes, or nobody would know what is not wiped.
+        self._flush()
 
     def retag(self, name: str, add: frozenset[str],
               remove: frozenset[str]) -> None:
@@ -234,6 +258,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
             with lockutils.lock(self._lock):
                 self._command.run('lvchange', *arguments,
                                   '%s/%s' % (self.name, name))
+                self._flush()
 
     def remove(self, name: str) -> None:
         with lockutils.lock(self._lock):
@@ -247,6 +272,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
             except exception.CommandFailed as error:
                 if 'Failed to find logical volume' not in str(error):
                     raise
+            self._flush()
 
 
 def gibibytes(size: int) -> str:

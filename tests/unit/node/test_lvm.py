@@ -77,6 +77,7 @@ class GroupTestCase(base.TestCase):
     def setUp(self):
         super().setUp()
         self.command = fakes.FakeCommands()
+        self.flush = self.patch('cinder_localstor.node.privileged.flush')
         self.group = self.make(self.kind)
 
     def make(self, kind):
@@ -240,6 +241,7 @@ class ThinTest(GroupTestCase):
         clear.assert_not_called()
 
 
+@ddt.ddt
 class CheckTest(GroupTestCase):
 
     def setUp(self):
@@ -268,6 +270,56 @@ class CheckTest(GroupTestCase):
     def test_largest_blocks_count(self):
         self.group.check()
         self.assertEqual(4096, self.group.block_size())
+
+    @ddt.data(('create', ('volume-1', units.Gi, frozenset()), 'lvcreate'),
+              ('extend', ('volume-1', 2 * units.Gi), 'lvextend'),
+              ('retag', ('volume-1', frozenset('a'), frozenset()),
+               'lvchange'),
+              ('remove', ('volume-1',), 'lvremove'))
+    @ddt.unpack
+    def test_change_is_durable_when_it_is_done(self, method, arguments,
+                                               program):
+        self.group.check()
+        self.command.answer('lvs', lvs(row()))
+        self.flush.side_effect = lambda disk: self.command.ran.append(disk)
+        getattr(self.group, method)(*arguments)
+        self.assertEqual(program, self.command.ran[-3].split()[0])
+        self.assertEqual(['/dev/null', '/dev/zero'], self.command.ran[-2:])
+
+    @ddt.data(('create', ('volume-1', units.Gi, frozenset()), 'lvcreate',
+               'already exists'),
+              ('remove', ('volume-1',), 'lvremove',
+               'Failed to find logical volume'))
+    @ddt.unpack
+    def test_change_that_was_made_before_is_durable_too(
+            self, method, arguments, program, reason):
+        self.group.check()
+        self.command.fail(program, reason)
+        getattr(self.group, method)(*arguments)
+        self.flush.assert_called_with('/dev/zero')
+
+    def test_wiping_is_durable_before_the_volume_goes(self):
+        self.group.check()
+        self.command.answer('lvs', lvs(row()))
+        with mock.patch('cinder.volume.volume_utils.clear_volume') as clear:
+            clear.side_effect = lambda *args, **kwargs: (
+                self.flush.assert_not_called())
+            self.group.clear('volume-1')
+        self.flush.assert_called_with('/dev/zero')
+
+    def test_disk_that_has_left_the_group_is_not_missed(self):
+        self.group.check()
+        self.command.answer('vgs --reportformat json --noheadings',
+                            json.dumps({'report': [{'vg': [
+                                {'pv_name': '/dev/zero'}]}]}))
+        self.flush.side_effect = self.without_null
+        self.group.remove('volume-1')
+        self.flush.assert_called_with('/dev/zero')
+
+    @staticmethod
+    def without_null(disk):
+        if disk == '/dev/null':
+            raise FileNotFoundError(disk)
 
     def test_pool_is_made_once(self):
         group = self.make('thin')
