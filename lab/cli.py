@@ -27,6 +27,7 @@ from lab import errors
 from lab import node_services
 from lab import progress
 from lab import sizes
+from lab import volatile
 
 _DESCRIPTION = '''\
 A virtual cloud on this machine: real kernels, real OpenStack.
@@ -62,6 +63,14 @@ def _option(text: str) -> tuple[str, str, str]:
         raise argparse.ArgumentTypeError(
             f'"{text}" is not of the form SECTION.KEY=VALUE')
     return section, key, value
+
+
+def _seed(text: str) -> int:
+    """A seed as a disk takes it: 64 bits without a sign."""
+    seed = int(text)
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(text)
+    return seed
 
 
 class _LabCommand(command.Command):
@@ -101,6 +110,11 @@ class Up(_LabCommand):
                             default=8 * sizes.GIB,
                             help='size of each of the two disks of a node; '
                                  'they are sparse files (default: 8G)')
+        parser.add_argument('--disks', choices=('plain', 'volatile'),
+                            default='plain',
+                            help='what a power cut does to disks: nothing, '
+                                 'or they lose what was not flushed '
+                                 '(default: plain)')
         parser.add_argument('--driver', metavar='CLASS',
                             help='volume driver of both backends (default: '
                                  'the driver of this repository)')
@@ -130,8 +144,9 @@ class Up(_LabCommand):
             fresh = self.cloud.up(
                 parsed_args.nodes, report, driver=parsed_args.driver,
                 options=options, disk_size=parsed_args.disk_size,
-                memory=parsed_args.memory, kernel=parsed_args.kernel,
-                bare=parsed_args.bare, keep=parsed_args.keep)
+                disks=parsed_args.disks, memory=parsed_args.memory,
+                kernel=parsed_args.kernel, bare=parsed_args.bare,
+                keep=parsed_args.keep)
         if fresh:
             text = f'ready after {time.monotonic() - started:.0f} s'
         else:
@@ -247,8 +262,8 @@ class Console(_LabCommand):
         return _run_on_node(self.cloud, parsed_args.place, shell, True)
 
 
-class Kill(_LabCommand):
-    """Cut a node's power: everything on it stops at once, disks stay."""
+class _NodeCommand(_LabCommand):
+    """A command about one node."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Describe the arguments."""
@@ -256,13 +271,38 @@ class Kill(_LabCommand):
         parser.add_argument('node', metavar='NODE')
         return parser
 
+
+class Kill(_NodeCommand):
+    """Cut a node's power: everything on it stops at once, disks stay.
+
+    Plain disks keep what was written. Of volatile disks (up --disks
+    volatile) each write that was not flushed is kept, dropped, or torn
+    between two sectors. The seed that decides is printed: the same seed
+    decides the same of the same writes.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--seed', type=_seed, metavar='N',
+                            help='what decides over volatile disks (default: '
+                                 'one by chance)')
+        parser.add_argument('--lose', choices=volatile.LOSE,
+                            default='random',
+                            help='what becomes of writes that were not '
+                                 'flushed (default: random)')
+        return parser
+
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Kill it."""
-        self.cloud.node(parsed_args.node).kill()
+        cut = self.cloud.node(parsed_args.node).kill(
+            parsed_args.seed, parsed_args.lose)
+        if cut is not None:
+            self.app.stdout.write(f'Unflushed writes: {cut}.\n')
         return 0
 
 
-class Start(Kill):
+class Start(_NodeCommand):
     """Power a node on again, with its disks as they were.
 
     Waits until its services are ready.

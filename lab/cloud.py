@@ -29,6 +29,7 @@ from lab import plan
 from lab import processes
 from lab import services
 from lab import sizes
+from lab import volatile
 
 
 class ControlService:
@@ -128,14 +129,16 @@ class Cloud:
 
     def up(self, nodes: int = 2, progress: plan.Progress | None = None, *,
            driver: str | None = None, options: services.Options | None = None,
-           disk_size: int = 8 * sizes.GIB, memory: str = '1G',
+           disk_size: int = 8 * sizes.GIB, disks: str = 'plain',
+           memory: str = '1G',
            environment: Mapping[str, Mapping[str, str]] | None = None,
            kernel: str = 'stock', bare: bool = False,
            keep: bool = False) -> bool:
         """Bring everything up; False if it was up already.
 
         ``driver`` is the volume driver of all backends, ``options`` are
-        further sections of every node's cinder.conf, ``environment`` is what
+        further sections of every node's cinder.conf; ``disks`` are ``plain``
+        or ``volatile`` (:mod:`lab.volatile`). ``environment`` is what
         the services of a node find in theirs, by its name. ``kernel`` is what
         the nodes run, ``stock`` or ``own``. A ``bare`` lab is its nodes
         alone, without any service. With ``keep`` a lab that did not come up
@@ -150,6 +153,8 @@ class Cloud:
                 'devices in it.')
         self._check_programs()
         kernels.named(kernel)
+        if disks == 'volatile':
+            volatile.check()
         with self._locked():
             if self.running and self._settings().get('complete', True):
                 return False
@@ -158,7 +163,8 @@ class Cloud:
             settings = {
                 'nodes': [layout.Layout.node_name(number + 1)
                           for number in range(nodes)],
-                'disk_size': disk_size, 'memory': memory, 'complete': False,
+                'disk_size': disk_size, 'disks': disks, 'memory': memory,
+                'complete': False,
                 'kernel': kernel, 'bare': bare,
                 'options': self._node_options(driver, options or {})}
             shutil.rmtree(self.layout.directory, ignore_errors=True)

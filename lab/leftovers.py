@@ -50,11 +50,12 @@ def of_database(cloud: clouds.Cloud) -> dict[str, list[str]]:
         'metadata': 'SELECT volume_id, `key` FROM volume_admin_metadata'
                     ' WHERE NOT deleted',
     }
-    return {kind: sorted(_select(cloud, question))
+    return {kind: sorted(select(cloud, question))
             for kind, question in questions.items()}
 
 
-def _select(cloud: clouds.Cloud, question: str) -> list[str]:
+def select(cloud: clouds.Cloud, question: str) -> list[str]:
+    """What Cinder's database answers, a line for each row."""
     done = cloud.run([
         '/usr/bin/mariadb', '--no-defaults', '--batch', '--skip-column-names',
         f'--socket={cloud.layout.runtime}/database.sock', '--user=root',

@@ -21,6 +21,7 @@ from lab import processes
 from lab import remote
 from lab import services
 from lab import sizes
+from lab import volatile
 
 _SOURCE = pathlib.Path(__file__).resolve().parent
 
@@ -156,8 +157,7 @@ class Node:
                 'init=/bin/sh', 'con=null', 'con0=null,fd:1',
                 f'vec0:transport=tap,ifname={network.tap_name(self.name)},'
                 f'depth=128,gro=1,mac={self._mac}']
-        argv += [f'ubd{number}={self.disk(disk.name)}'
-                 for number, disk in enumerate(self._disks())]
+        argv += self._plug_in_disks()
         # What follows the dashes are arguments of the first process.
         argv += [f'lab_node={self.directory}', '--', f'{_SOURCE}/boot.sh']
         self._table.start(self.name, self._network.wrap(argv),
@@ -172,14 +172,28 @@ class Node:
         for declared in node_services.SERVICES:
             self.service(declared.name).start(wait=wait)
 
-    def kill(self) -> None:
-        """Cut the power: everything stops in mid-air, disks stay."""
+    def kill(self, seed: int | None = None, lose: str = 'random'
+             ) -> volatile.PowerCut | None:
+        """Cut the power: everything stops in mid-air, disks stay.
+
+        Volatile disks lose what was not flushed, in the way ``lose`` says
+        and as the seed decides, one by chance if it is None. What they have
+        lost is returned; plain disks lose nothing.
+        """
         process = self.process
         if process is None:
             raise errors.LabError(f'Node "{self.name}" is not on.')
+        if seed is None:
+            seed = volatile.choose_seed()
         process.kill()
         self._table.get(self.name)
         self._table.forget(self.name)
+        # The node is dead when the first disk loses power, so that all lose
+        # it at the same moment of the node's life.
+        disks = self.volatile_disks
+        return volatile.PowerCut(seed, lose, {
+            disk.name: disk.cut_power(seed, lose)
+            for disk in disks}) if disks else None
 
     def wait_ready(self, timeout: float = 60) -> None:
         """Wait until a node is ready that was started without waiting.
@@ -193,6 +207,24 @@ class Node:
     def disk(self, name: str) -> pathlib.Path:
         """The file behind one of its disks."""
         return self.directory / f'{name}.disk'
+
+    @property
+    def volatile_disks(self) -> list[volatile.VolatileDisk]:
+        """Its disks, if they lose their cache with the power."""
+        if self._settings['disks'] != 'volatile':
+            return []
+        return [volatile.VolatileDisk(
+            self.name, disk.name, self.disk(disk.name), self._layout,
+            self._network, self._table) for disk in self._disks()]
+
+    def _plug_in_disks(self) -> list[str]:
+        """What the kernel has to be told of its disks."""
+        disks = self.volatile_disks
+        for disk in disks:
+            disk.start()
+        return [disk.kernel_argument for disk in disks] or [
+            f'ubd{number}={self.disk(disk.name)}'
+            for number, disk in enumerate(self._disks())]
 
     # -- Commands and services ----------------------------------------------
 
@@ -299,12 +331,13 @@ class Node:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._layout.runtime.mkdir(parents=True, exist_ok=True)
         script = ['set -e']
+        kind = 'vd' if self._settings['disks'] == 'volatile' else 'ubd'
         for letter, disk in zip('abcdefgh', self._disks()):
             path = self.disk(disk.name)
             if not path.exists():
                 with open(path, 'wb') as file:
                     file.truncate(disk.size)
-            script.append(disk.use(f'/dev/ubd{letter}'))
+            script.append(disk.use(f'/dev/{kind}{letter}'))
         place = self.place
         names = {other: self._layout.address(other)
                  for other in self._settings['nodes']}

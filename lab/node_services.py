@@ -33,8 +33,8 @@ PROGRAMS = {
 }
 
 MODULES = (
-    'configfs', 'dm-mod', 'dm-clone', 'dm-thin-pool', 'dm-snapshot',
-    'dm-flakey', 'sg', 'sd_mod', 'iscsi_tcp',
+    'virtio_blk', 'configfs', 'dm-mod', 'dm-clone', 'dm-thin-pool',
+    'dm-snapshot', 'dm-flakey', 'sg', 'sd_mod', 'iscsi_tcp',
     'target_core_mod', 'target_core_iblock', 'target_core_file',
     'iscsi_target_mod')
 
@@ -45,13 +45,15 @@ class Disk:
 
     name: str
     size: int
-    # Shell commands, given the device; they run at every boot.
+    # Shell commands, given the device; they run at every boot. What they
+    # make is flushed: a machine's installation outlives its first power cut.
     use: Callable[[str], str]
 
 
 def _state(device: str) -> str:
     lines = [f'blkid -p {device} > /dev/null ||'
-             f' mkfs.ext4 -q -E lazy_itable_init=1 {device}',
+             f' {{ mkfs.ext4 -q -E lazy_itable_init=1 {device};'
+             f' sync {device}; }}',
              f'mkdir -p {STATE_MOUNT}',
              f'mount -t ext4 {device} {STATE_MOUNT}']
     for path in KEPT:
@@ -67,7 +69,8 @@ def _state(device: str) -> str:
 
 def _group(name: str) -> Callable[[str], str]:
     return lambda device: (
-        f'vgchange -q -ay {name} || vgcreate -q {name} {device}')
+        f'vgchange -q -ay {name} || {{ vgcreate -q {name} {device};'
+        f' sync {device}; }}')
 
 
 def _thin_group(name: str) -> Callable[[str], str]:
@@ -75,7 +78,7 @@ def _thin_group(name: str) -> Callable[[str], str]:
     return lambda device: (
         f'vgchange -q -ay {name} || {{ vgcreate -q {name} {device};'
         f' lvcreate -q --type thin-pool --extents 95%FREE'
-        f' --name {name}-pool {name}; }}')
+        f' --name {name}-pool {name}; sync {device}; }}')
 
 
 def disks(size: int) -> tuple[Disk, ...]:
@@ -108,7 +111,7 @@ devices {
     # LVM does not know this kind of disk.
     types = [ "ubd", 16 ]
     # Only the node's own disks: never what is inside a volume.
-    global_filter = [ "a|^/dev/ubd[a-z]$|", "r|.*|" ]
+    global_filter = [ "a|^/dev/ubd[a-z]$|", "a|^/dev/vd[a-z]$|", "r|.*|" ]
     use_devicesfile = 0
     issue_discards = 0
 }
