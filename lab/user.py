@@ -115,8 +115,7 @@ class User:
     def extend_volume(self, volume_id: str, size: int) -> None:
         """Grow a volume to `size` GiB, attached or not, and wait for it."""
         before = self.show(volume_id)['status']
-        self._api.post('/volumes/%s/action' % volume_id,
-                       json={'os-extend': {'new_size': size}})
+        self.extend(volume_id, size)
         self.wait_for_status(volume_id, before)
         found = self.show(volume_id)['size']
         if found != size:
@@ -148,12 +147,15 @@ class User:
     def attach(self, volume_id: str, node: nodes.Node,
                instance_id: str | None = None) -> Attachment:
         """Attach as Nova does: reserve, connect, complete."""
-        instance_id = instance_id or str(uuid.uuid4())
+        return self.connect(self.reserve(
+            volume_id, instance_id or str(uuid.uuid4())), node)
+
+    def reserve(self, volume_id: str, instance_id: str) -> Attachment:
+        """An attachment without a node: the first half of :meth:`attach`."""
         reserved = self._api.post('/attachments', json={'attachment': {
             'volume_uuid': volume_id, 'instance_uuid': instance_id,
         }}).json()['attachment']['id']
-        return self.connect(Attachment(reserved, volume_id, instance_id,
-                                       None, {}), node)
+        return Attachment(reserved, volume_id, instance_id, None, {})
 
     def connect(self, attachment: Attachment, node: nodes.Node
                 ) -> Attachment:

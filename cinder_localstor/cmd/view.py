@@ -20,6 +20,7 @@ from rich import text
 from cinder_localstor.datapath import engine
 from cinder_localstor.moves import report
 
+STALLED = 'stalled'
 BAR_WIDTH = 36
 # How much the newest sample weighs in the rate that is shown
 WEIGHT = 0.3
@@ -161,7 +162,9 @@ def _lines_of_move(move: report.Running | None
             width=BAR_WIDTH), 0)
         yield '%d%% %s/%s' % (100 * progress.local // progress.total,
                               size(progress.local), size(progress.total))
-        yield '%s, ends in %s' % (rate(move.rate), duration(move.remaining))
+        yield (text.Text(STALLED + ': the source is away', WRONG)
+               if move.stalled else '%s, ends in %s' % (
+                   rate(move.rate), duration(move.remaining)))
 
 
 def _problems_of(backend: report.Backend) -> Iterator[text.Text]:
@@ -256,7 +259,8 @@ def _move_line(move: report.Running | None) -> dict[str, Any]:
             'End in': (None if move.remaining is None
                        else round(move.remaining))}
     if move.progress is not None:
-        line.update({'Hydration': move.progress.hydration.value,
+        line.update({'Hydration': (STALLED if move.stalled
+                                   else move.progress.hydration.value),
                      'Arrived': move.progress.local,
                      'Total': move.progress.total})
     return line

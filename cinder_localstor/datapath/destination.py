@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the destination node of a move does."""
 
+from collections.abc import Container
 import re
 
 from cinder_localstor.datapath import engine
@@ -94,14 +95,19 @@ class Destination:
             device_mapper.create(name, table, read_only=True)
 
     def is_connected(self, move: transfer.Transfer,
-                     devices: dict[str, interface.Device]) -> bool:
+                     devices: dict[str, interface.Device],
+                     sessions: Container[str] | None = None) -> bool:
         """Whether the source can be read.
+
+        :param sessions: IQNs of the sessions that work, None to look
 
         A session that came back by itself is not enough: the source node
         gives a path up for good that failed once.
         """
         source = devices.get(self._source_node(move))
-        return (move.export.iqn in self._node.initiator.connected()
+        if sessions is None:
+            sessions = self._node.initiator.connected()
+        return (move.export.iqn in sessions
                 and source is not None
                 and not any(FAILED_PATH.search(segment.arguments)
                             for segment in source.status))

@@ -85,6 +85,8 @@ class Running:
     :ivar progress: None where only the peer knows
     :ivar rate: bytes per second on average since hydration began, None
         when it is not known
+    :ivar stalled: whether what has not arrived waits for a source that is
+        away
     """
 
     move_id: str
@@ -95,11 +97,12 @@ class Running:
     steps: int
     progress: engine.Progress | None = None
     rate: float | None = None
+    stalled: bool = False
 
     @property
     def remaining(self) -> float | None:
         """Seconds until all has arrived, None when nobody can tell."""
-        if self.progress is None or not self.rate:
+        if self.progress is None or not self.rate or self.stalled:
             return None
         return (self.progress.total - self.progress.local) / self.rate
 
@@ -387,6 +390,7 @@ class _Judge:
     def _running(self, move: rows.Move) -> Running:
         steps = table.TABLE[table.State(move.state)].steps
         progress = rate = None
+        stalled = False
         peer = move.transfer.destination_host
         if self._comes(move):
             peer = move.transfer.source_host
@@ -394,9 +398,20 @@ class _Judge:
                 progress = self._arriving.progress(move.transfer,
                                                    self.facts.devices)
                 rate = self._average(move, progress)
+                stalled = self._is_stalled(move, progress)
         return Running(move_id=move.move_id, peer=peer, state=move.state,
                        since=move.since, done=len(move.done),
-                       steps=len(steps), progress=progress, rate=rate)
+                       steps=len(steps), progress=progress, rate=rate,
+                       stalled=stalled)
+
+    def _is_stalled(self, move: rows.Move, progress: engine.Progress) -> bool:
+        return (table.TABLE[table.State(move.state)].serves
+                and self.facts.devices is not None
+                and self.facts.connected is not None
+                and progress.hydration in (engine.Hydration.OFF,
+                                           engine.Hydration.RUNNING)
+                and not self._arriving.is_connected(
+                    move.transfer, self.facts.devices, self.facts.connected))
 
     def _average(self, move: rows.Move, progress: engine.Progress
                  ) -> float | None:
