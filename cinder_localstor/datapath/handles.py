@@ -2,7 +2,8 @@
 """Handles, and the volumes that stand still."""
 
 from collections.abc import Container
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 
 from oslo_concurrency import lockutils
@@ -140,7 +141,7 @@ class Handles:
             self._node.device_mapper.make_read_only(handle_name(copy))
 
     @staticmethod
-    def _lock(copy: str) -> AbstractContextManager:
+    def _lock(copy: str) -> contextlib.AbstractContextManager:
         return lockutils.lock('localstor-handle-' + copy)
 
     def _volume(self, name: str) -> interface.LogicalVolume:
@@ -158,7 +159,7 @@ class Handles:
         name = handle_name(volume.name)
         device_mapper = self._node.device_mapper
         table = self._table(volume, beneath)
-        read_only = SEALED in transfer.read_tags(volume.tags)
+        read_only = self._is_sealed(volume)
         if device_mapper.exists(name):
             device_mapper.reload(name, table, read_only)
         else:
@@ -194,14 +195,42 @@ class Handles:
                 self._tell_of_stranger(volume)
         devices = self._node.device_mapper.devices()
         failures: dict[str, Exception] = {}
+        missing = []
         for standing in wanted:
-            try:
-                self._stand_one(standing, volumes, devices)
-            except exception.LocalStorException as error:
-                LOG.error('No handle for %(name)s: %(error)s',
-                          {'name': standing.name, 'error': error})
-                failures[standing.name] = error
+            with self._tell_failure(standing.name, failures):
+                volume = self._standing_volume(standing, volumes)
+                if handle_name(standing.name) not in devices:
+                    missing.append(volume)
+                elif not self._is_right(volume, devices):
+                    with self._lock(volume.name):
+                        self._lay(volume)
+        if missing:
+            self._make_missing(missing, failures)
         return failures
+
+    def _make_missing(self, volumes: list[interface.LogicalVolume],
+                      failures: dict[str, Exception]) -> None:
+        """All at once, or one by one when any of them is in the way."""
+        try:
+            self._node.device_mapper.create_all([interface.NewNode(
+                handle_name(volume.name), tuple(self._table(volume, None)),
+                self._is_sealed(volume)) for volume in volumes])
+        except exception.LocalStorException as error:
+            LOG.warning('Handles are made one by one: %s', error)
+            for volume in volumes:
+                with self._tell_failure(volume.name, failures):
+                    self._lay(volume)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _tell_failure(name: str, failures: dict[str, Exception]
+                      ) -> Iterator[None]:
+        try:
+            yield
+        except exception.LocalStorException as error:
+            LOG.error('No handle for %(name)s: %(error)s',
+                      {'name': name, 'error': error})
+            failures[name] = error
 
     @staticmethod
     def _tell_of_stranger(volume: interface.LogicalVolume) -> None:
@@ -214,22 +243,25 @@ class Handles:
                 {'name': volume.name, 'volume': found['volume'],
                  'generation': found.get('generation', '?')})
 
-    def _stand_one(self, standing: Standing,
-                   volumes: dict[str, interface.LogicalVolume],
-                   devices: dict[str, interface.Device]) -> None:
+    def _standing_volume(self, standing: Standing,
+                         volumes: dict[str, interface.LogicalVolume]
+                         ) -> interface.LogicalVolume:
         try:
             volume = volumes[standing.name]
         except KeyError as error:
             raise self._missing(standing.name) from error
         self._check_generation(standing, transfer.read_tags(volume.tags))
-        device = devices.get(handle_name(standing.name))
-        under = self._node.volumes.mapped_name(standing.name)
-        sealed = SEALED in transfer.read_tags(volume.tags)
-        if (device is not None and device.under == (under,)
-                and device.read_only == sealed):
-            return
-        with self._lock(standing.name):
-            self._lay(volume)
+        return volume
+
+    def _is_right(self, volume: interface.LogicalVolume,
+                  devices: dict[str, interface.Device]) -> bool:
+        device = devices[handle_name(volume.name)]
+        return (device.under == (self._node.volumes.mapped_name(volume.name),)
+                and device.read_only == self._is_sealed(volume))
+
+    @staticmethod
+    def _is_sealed(volume: interface.LogicalVolume) -> bool:
+        return SEALED in transfer.read_tags(volume.tags)
 
     @staticmethod
     def _check_generation(standing: Standing, found: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ tables in sectors of 512 bytes.
 """
 
 import abc
+from collections.abc import Sequence
 import dataclasses
 
 SECTOR = 512
@@ -69,6 +70,15 @@ class Device:
     read_only: bool
     status: tuple[Segment, ...] = ()
     under: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class NewNode:
+    """A device-mapper node that is to be made."""
+
+    name: str
+    table: tuple[Segment, ...]
+    read_only: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +193,13 @@ class DeviceMapper(abc.ABC):
     def create(self, name: str, table: list[Segment],
                read_only: bool = False) -> None:
         """Make a node unless there is one of this name."""
+
+    @abc.abstractmethod
+    def create_all(self, nodes: Sequence[NewNode]) -> None:
+        """Make nodes of which there is none yet, many with one call.
+
+        :raises CommandFailed: not all of them were made, but some may be
+        """
 
     @abc.abstractmethod
     def reload(self, name: str, table: list[Segment],

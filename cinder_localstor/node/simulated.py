@@ -11,6 +11,7 @@ sessions) and what it leaves is not (logical volumes and their content).
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import dataclasses
 import enum
 import functools
@@ -309,6 +310,16 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         if name not in self.nodes:
             self._open(table)
             self.nodes[name] = Mapped(table, read_only)
+
+    @_fallible
+    def create_all(self, nodes: Sequence[interface.NewNode]) -> None:
+        for node in nodes:
+            if node.name in self.nodes:
+                raise exception.CommandFailed(
+                    command='dmsetup create', host=self.faults.host,
+                    reason='Device or resource busy')
+            self._open(list(node.table))
+            self.nodes[node.name] = Mapped(list(node.table), node.read_only)
 
     def _open(self, table: list[interface.Segment]) -> None:
         for segment in table:

@@ -141,6 +141,14 @@ class StandTest(HandlesTestCase):
         self.assertEqual({}, self.stand(*map(self.standing, names)))
         self.assertEqual(2, len(self.node.faults.seen))
 
+    def test_a_thousand_handles_are_made_with_one_call(self):
+        names = ['v%d' % number for number in range(1000)]
+        self.after_a_power_cut(*names)
+        self.node.faults.forget()
+        self.assertEqual({}, self.stand(*map(self.standing, names)))
+        self.assertEqual(3, len(self.node.faults.seen))
+        self.assertEqual(1000, len(self.mapper.nodes))
+
     def test_old_generation_is_not_activated(self):
         self.after_a_power_cut('x')
         failures = self.stand(self.standing(generation=2))
@@ -184,8 +192,8 @@ class StandTest(HandlesTestCase):
                 ['localstor.generation=garbage'])
         else:
             self.node.faults.forget()
-            self.node.faults.plan = simulated.Call(
-                'SimulatedDeviceMapper.create', 1, simulated.Fault.ERROR)
+            self.node.volumes.path = lambda name: (
+                '/dev/group/%s' % ('gone' if name == 'y' else name))
         failures = self.stand(self.standing('x'),
                               self.standing('y', generation),
                               self.standing('z'))

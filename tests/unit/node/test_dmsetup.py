@@ -184,6 +184,44 @@ class ChangeTest(DmsetupTestCase):
                          self.command.ran)
 
 
+class CreateAllTest(DmsetupTestCase):
+
+    def create(self, count):
+        self.mapper.create_all([
+            interface.NewNode('v%d-handle' % number, tuple(TABLE),
+                              read_only=bool(number % 2))
+            for number in range(count)])
+        return self.command.ran
+
+    def test_many_nodes_are_one_command(self):
+        self.assertEqual(
+            ['dmsetup create --concise v0-handle,LOCALSTOR-v0-handle,,rw,'
+             '%s;v1-handle,LOCALSTOR-v1-handle,,ro,%s' % (TABLE[0], TABLE[0])],
+            self.create(2))
+
+    def test_command_is_never_too_long(self):
+        commands = self.create(1000)
+        self.assertEqual(4, len(commands))
+        for command in commands:
+            self.assertLess(len(command), 128 * 1024)
+
+    def test_separators_in_a_name_are_escaped(self):
+        self.mapper.create_all([interface.NewNode('a,b;c', tuple(TABLE))])
+        self.assertIn('a\\,b\\;c,', self.command.ran[0])
+
+
+class MakeReadOnlyTest(DmsetupTestCase):
+
+    def test_table_stays_what_it_is(self):
+        table = '0 8 linear 254:3 0\n8 8 linear 254:4 8'
+        self.command.answer('dmsetup table', table + '\n')
+        self.mapper.make_read_only('v-handle')
+        self.assertEqual(['dmsetup table v-handle', 'dmsetup load v-handle '
+                          '--table %s --readonly' % table,
+                          'dmsetup resume --nolockfs v-handle'],
+                         self.command.ran)
+
+
 @ddt.ddt
 @mock.patch('time.sleep', new=mock.Mock())
 class RemoveTest(DmsetupTestCase):
