@@ -26,6 +26,7 @@ from lab import control_plane
 from lab import errors
 from lab import node_services
 from lab import progress
+from lab import scale
 from lab import sizes
 from lab import volatile
 
@@ -514,11 +515,46 @@ class Chaos(_LabCommand):
         return 1
 
 
+class Scale(lister.Lister):
+    """Measure what many volumes cost a node: its start, and a period.
+
+    The figures are those of the external commands that cinder-volume ran and
+    of the time they took, for both backends of the node together. The lab is
+    started before and taken down after.
+    """
+
+    app: 'Lab'
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--volumes', type=int, default=1000, metavar='N',
+                            help='how many (default: 1000; a disk of 8G has '
+                                 'room for some 1500)')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Measure."""
+        cloud = self.app.cloud
+        with progress.shown(self.app.stderr) as report:
+            cloud.up(2, report)
+        try:
+            found = list(scale.run(
+                cloud, parsed_args.volumes,
+                lambda text: print(text, file=self.app.stderr, flush=True)))
+        finally:
+            cloud.down()
+        return (('What', 'Commands', 'Seconds in them', 'Seconds in all'),
+                [(line.what, line.commands, '%.2f' % line.inside,
+                  '' if line.seconds is None else '%.1f' % line.seconds)
+                 for line in found])
+
+
 _COMMANDS: dict[str, Any] = {
     'up': Up, 'down': Down, 'status': Status, 'exec': Exec,
     'console': Console, 'kill': Kill, 'start': Start, 'cut': Cut,
     'heal': Heal, 'logs': Logs, 'env': Env, 'service': Service,
-    'restart': Restart, 'chaos': Chaos,
+    'restart': Restart, 'chaos': Chaos, 'scale': Scale,
 }
 
 
