@@ -82,6 +82,14 @@ class NamesTest(base.BaseTestCase):
                                page, re.MULTILINE)
         self.assertEqual(sorted(facts), sorted(described))
 
+    def test_tests(self):
+        named = re.findall(r'``(tests[\w.]+)\.(\w+)``',
+                           self.page('testing.rst'))
+        self.assertTrue(named)
+        for module, name in named:
+            path = ROOT / (module.replace('.', '/') + '.py')
+            self.assertRegex(path.read_text(), r'(?m)^class %s\(' % name)
+
     def test_commands_of_the_lab(self):
         described = re.findall(r'^``(\w+)`` +\w', self.page('lab.rst'),
                                re.MULTILINE)
