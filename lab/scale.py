@@ -30,7 +30,7 @@ GROUP = 'cinder-local'
 METADATA = '/run/scale.vg'
 # Seconds
 PERIODS = 30
-PATIENCE = 600
+PATIENCE = 1800
 # A command of ours, or of Cinder's and os-brick's tools
 COMMAND = re.compile(
     r'(?:localstor\.node\.commands .*?\] (?P<ours>[\w-]+) .*: status -?\d+ '
