@@ -18,7 +18,7 @@ use crate::{Action, Device, Failure, Memory, Tag, Time, Volume};
 /// Bitmap blocks written at once.
 const BITMAP_WRITES: u32 = 4;
 /// What is local is recorded at least so often, in nanoseconds.
-const CHECKPOINT_EVERY: u64 = 5_000_000_000;
+const CHECKPOINT_EVERY: u64 = 60_000_000_000;
 /// Copied blocks are recorded when there are so many (128 MiB).
 pub(crate) const HYDRATED_MOST: u64 = 32768;
 
@@ -110,6 +110,8 @@ enum Step {
 pub(crate) struct Checkpoint {
     pub(crate) wanted: bool,
     step: Step,
+    /// All of the bitmap is written, not only what was copied.
+    full: bool,
     /// Intents up to this one are recorded.
     covers: u64,
     in_flight: u32,
@@ -231,8 +233,16 @@ impl Volume {
         self.retry = true;
     }
 
+    /// There are too many blocks that are not settled.
+    pub(crate) fn settle_something(&mut self) {
+        self.flushes.awaited = self.flushes.awaited.max(self.log.low());
+    }
+
     /// Requests wait until something is settled: flush it, or say that it is.
     pub(crate) fn settle_what_is_waited_for(&mut self) {
+        if self.unsettled.len() * 4 > self.config.unsettled * 3 {
+            self.settle_something();
+        }
         let flushes = &mut self.flushes;
         if flushes.awaited <= flushes.settled || self.broken {
             return;
@@ -332,11 +342,10 @@ impl Volume {
         self.log.low() >= self.log.tail || self.hydration.unrecorded > 0 || self.map.any_dirty()
     }
 
+    /// Whether the journal's tail is to move, with all of the bitmap written.
     fn checkpoint_is_due(&self, now: Time) -> bool {
         self.checkpoint.wanted
             || self.log.used() * 2 > self.log.blocks
-            || self.unsettled.len() * 4 > self.config.unsettled * 3
-            || self.hydration.unrecorded >= HYDRATED_MOST
             || self.map.remote() == 0
             || self.is_closing()
             || now.since(self.checkpoint.last) >= CHECKPOINT_EVERY
@@ -355,12 +364,15 @@ impl Volume {
                 self.checkpoint.last = now;
                 return;
             }
-            if !self.checkpoint_is_due(now) {
+            self.checkpoint.full = self.checkpoint_is_due(now);
+            if !self.checkpoint.full && self.hydration.unrecorded < HYDRATED_MOST {
                 self.checkpoint.wake_at = Some(self.checkpoint.last.after(CHECKPOINT_EVERY));
                 return;
             }
-            self.checkpoint.wanted = false;
-            self.checkpoint.last = now;
+            if self.checkpoint.full {
+                self.checkpoint.wanted = false;
+                self.checkpoint.last = now;
+            }
             let flush_first =
                 self.flushes.flushed < self.log.low() || self.hydration.has_unflushed();
             self.checkpoint.step = Step::Flush(if flush_first {
@@ -392,7 +404,17 @@ impl Volume {
             if self.checkpoint.in_flight == BITMAP_WRITES || self.free_blocks.is_empty() {
                 return;
             }
-            let Some(bitmap_block) = self.map.take_dirty(from) else {
+            let next = if self.checkpoint.full {
+                self.map.take_dirty(from)
+            } else {
+                // Blocks that were copied lie side by side; what the guest
+                // writes does not, and is safe in the journal.
+                let next = self
+                    .hydration
+                    .next_recording(from * BLOCKS_PER_BITMAP_BLOCK);
+                next.and_then(|block| self.map.take_dirty(block / BLOCKS_PER_BITMAP_BLOCK))
+            };
+            let Some(bitmap_block) = next else {
                 if self.checkpoint.in_flight == 0 {
                     self.sync_bitmap();
                 }
@@ -462,9 +484,11 @@ impl Volume {
             return self.fail(Device::Metadata);
         }
         self.checkpoint.step = Step::Idle;
-        let covers = self.checkpoint.covers;
-        self.settle(covers);
-        self.log.tail = self.log.tail.max(covers + 1);
+        if self.checkpoint.full {
+            let covers = self.checkpoint.covers;
+            self.settle(covers);
+            self.log.tail = self.log.tail.max(covers + 1);
+        }
         self.hydration.recorded(&mut self.map);
         self.retry = true;
     }

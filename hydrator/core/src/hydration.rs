@@ -238,6 +238,15 @@ impl Hydration {
         }
     }
 
+    /// The first block from `from` on that is in an extent being recorded.
+    pub(crate) fn next_recording(&self, from: u64) -> Option<u64> {
+        let extents = self.unrecorded_extents.iter();
+        extents
+            .filter(|extent| extent.recording && extent.first >= from)
+            .map(|extent| extent.first)
+            .min()
+    }
+
     /// The bitmap is durable.
     pub(crate) fn recorded(&mut self, map: &mut Map) {
         let mut index = 0;

@@ -319,7 +319,8 @@ impl Volume {
             Step::Superblock => {
                 self.superblock = self.wanted;
                 self.log = Log::new(self.superblock.journal_blocks, self.config.unsettled);
-                self.unsettled.reserve(self.config.unsettled);
+                // Twice, so that it need not grow for what was removed.
+                self.unsettled.reserve(self.config.unsettled * 2);
                 if !self.rules.keep(Rule::HolesOnlyWhenNew) {
                     self.hydration.holes = self.config.destination_zeroed;
                 }

@@ -319,7 +319,7 @@ impl Volume {
             }
         }
         if self.unsettled.len() + new > self.config.unsettled {
-            self.checkpoint.wanted = true;
+            self.settle_something();
             return false;
         }
         let head = slow.at % BLOCK_SIZE != 0 || slow.part_end < (first + 1) * BLOCK_SIZE;

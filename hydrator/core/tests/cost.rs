@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What a request costs: disk operations in sequence, bytes, allocations.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use localstor_hydrator_core::Operation;
+use null::Null;
+
+#[allow(dead_code)]
+mod null;
+
+const GIB: u64 = 1 << 30;
+const WRITE: Operation = Operation::Write { fua: false };
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: all of it is the system's allocator, which keeps the contract; the
+// counter is a thread's own and takes no memory.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Numbers without a pattern, below `most`.
+fn scattered(count: u64, most: u64) -> impl Iterator<Item = u64> {
+    (1..=count).map(move |number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % most)
+}
+
+fn assert_no_error(null: &Null) {
+    assert!(null.answered.iter().all(|(_, result)| result.is_ok()));
+}
+
+#[test]
+fn a_write_with_fua_costs_one_disk_operation() {
+    let mut null = Null::new(64 * GIB);
+    let before = null.rounds;
+    for block in scattered(5000, 64 * GIB / 4096) {
+        null.one(Operation::Write { fua: true }, block * 4096, 4096);
+        assert_no_error(&null);
+    }
+    let rounds = null.rounds - before;
+    assert!(
+        rounds <= 5000 * 105 / 100,
+        "{rounds} rounds for 5000 writes"
+    );
+}
+
+#[test]
+fn a_write_and_its_flush_cost_two_disk_operations() {
+    let mut null = Null::new(64 * GIB);
+    let before = null.rounds;
+    for block in scattered(5000, 64 * GIB / 4096) {
+        null.one(WRITE, block * 4096, 4096);
+        null.one(Operation::Flush, 0, 0);
+        assert_no_error(&null);
+    }
+    let rounds = null.rounds - before;
+    assert!(
+        rounds <= 10_000 * 105 / 100,
+        "{rounds} rounds for 5000 writes and flushes"
+    );
+}
+
+#[test]
+fn at_depth_32_metadata_are_less_than_a_tenth_of_what_is_written() {
+    let mut null = Null::new(1024 * GIB);
+    let before = null.volume.progress();
+    let mut blocks = scattered(100_000, 1024 * GIB / 4096);
+    for tag in 0..32 {
+        null.request(tag, WRITE, blocks.next().unwrap_or(0) * 4096, 4096);
+    }
+    'all: loop {
+        null.round();
+        for (tag, result) in std::mem::take(&mut null.answered) {
+            result.expect("a write succeeds");
+            let Some(block) = blocks.next() else {
+                break 'all;
+            };
+            null.request(tag.0, WRITE, block * 4096, 4096);
+        }
+    }
+    let after = null.volume.progress();
+    let written = after.written - before.written;
+    let metadata = after.metadata_written - before.metadata_written;
+    assert!(
+        metadata * 10 < written,
+        "{metadata} bytes of metadata for {written} bytes"
+    );
+}
+
+#[test]
+fn in_steady_state_nothing_is_allocated() {
+    let mut null = Null::new(64 * GIB);
+    let mut one_round = |from: u64| {
+        for block in scattered(20_000, 64 * GIB / 4096) {
+            null.one(WRITE, (block ^ from) * 4096 % (64 * GIB), 4096);
+            null.one(Operation::Flush, 0, 0);
+            null.one(Operation::Read, block * 4096, 4096);
+        }
+    };
+    one_round(0);
+    let before = ALLOCATIONS.get();
+    one_round(77);
+    assert_eq!(ALLOCATIONS.get() - before, 0);
+}

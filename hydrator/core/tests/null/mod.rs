@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A volume over devices that do everything at once and keep nothing.
+
+use localstor_hydrator_core::{
+    Action, Config, Failure, Io, Memory, Notice, Operation, Request, Tag, Time, Volume,
+    metadata_size,
+};
+
+const BLOCK: usize = 4096;
+
+/// Buffers of zeros.
+pub(crate) struct Zeros {
+    blocks: Vec<u8>,
+    extent: Vec<u8>,
+    content: Vec<u8>,
+}
+
+impl Memory for Zeros {
+    fn block(&self, slot: u16) -> &[u8] {
+        &self.blocks[usize::from(slot) * BLOCK..][..BLOCK]
+    }
+
+    fn block_mut(&mut self, slot: u16) -> &mut [u8] {
+        &mut self.blocks[usize::from(slot) * BLOCK..][..BLOCK]
+    }
+
+    fn extent(&self, _: u16) -> &[u8] {
+        &self.extent
+    }
+
+    fn guest_crc32c(&self, _: Tag, _: u32, length: u32, crc: u32) -> u32 {
+        crc32c::crc32c_append(crc, &self.content[..length as usize])
+    }
+
+    fn guest_to_block(&mut self, _: Tag, _: u32, length: u32, slot: u16, at: usize) {
+        self.block_mut(slot)[at..at + length as usize].fill(0);
+    }
+
+    fn zero_guest(&mut self, _: Tag, _: u32, _: u32) {}
+}
+
+/// A volume over such devices.
+pub(crate) struct Null {
+    pub(crate) volume: Volume,
+    memory: Zeros,
+    now: Time,
+    flight: Vec<Io>,
+    landing: Vec<Io>,
+    pub(crate) answered: Vec<(Tag, Result<(), Failure>)>,
+    pub(crate) open: bool,
+    /// Rounds in which everything in flight was carried out at once.
+    pub(crate) rounds: u64,
+}
+
+impl Null {
+    /// A new volume of so many bytes.
+    pub(crate) fn new(size: u64) -> Self {
+        let config = Config::new([1; 16], size, metadata_size(size));
+        let memory = Zeros {
+            blocks: vec![0; usize::from(config.block_slots) * BLOCK],
+            extent: vec![0; config.extent_size()],
+            content: vec![0x5a; 1 << 20],
+        };
+        let mut null = Self {
+            volume: Volume::format(config).expect("a configuration that works"),
+            memory,
+            now: Time(1),
+            flight: Vec::with_capacity(4096),
+            landing: Vec::with_capacity(4096),
+            answered: Vec::with_capacity(4096),
+            open: false,
+            rounds: 0,
+        };
+        while !null.open {
+            null.round();
+        }
+        null
+    }
+
+    pub(crate) fn request(&mut self, tag: u32, operation: Operation, offset: u64, length: u64) {
+        let request = Request {
+            tag: Tag(tag),
+            operation,
+            offset,
+            length,
+        };
+        self.volume.request(self.now, request, &mut self.memory);
+    }
+
+    /// Take the actions; true if anything is in flight.
+    pub(crate) fn take_actions(&mut self) -> bool {
+        let (flight, answered, open) = (&mut self.flight, &mut self.answered, &mut self.open);
+        self.volume
+            .actions(self.now, &mut self.memory, |action| match action {
+                Action::Read { io, .. }
+                | Action::Write { io, .. }
+                | Action::Zero { io, .. }
+                | Action::Flush { io, .. } => flight.push(io),
+                Action::Complete { tag, result } => answered.push((tag, result)),
+                Action::Notice(notice) => *open |= notice == Notice::Open,
+            });
+        !self.flight.is_empty()
+    }
+
+    /// All that is in flight is carried out, and what follows handed out.
+    pub(crate) fn round(&mut self) {
+        self.now = self.now.after(1000);
+        if self.take_actions() {
+            self.rounds += 1;
+        }
+        core::mem::swap(&mut self.flight, &mut self.landing);
+        for io in self.landing.drain(..) {
+            self.volume
+                .completed(self.now, io, Ok(()), &mut self.memory);
+        }
+        self.take_actions();
+    }
+
+    /// One request, to its end.
+    pub(crate) fn one(&mut self, operation: Operation, offset: u64, length: u64) {
+        self.request(0, operation, offset, length);
+        self.answered.clear();
+        while self.answered.is_empty() {
+            self.round();
+        }
+    }
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Cases that random walks come to too seldom.
+
+use fastrand::Rng;
+use localstor_hydrator_core::journal::{Entry, Header, checksum, encode_entry, encode_header};
+use localstor_hydrator_core::superblock::Superblock;
+use localstor_hydrator_core::{Config, Failure, Notice, Operation, Request, Rule, Tag};
+use localstor_hydrator_simulation::disk::Disk;
+use localstor_hydrator_simulation::machine::{Faults, Machine};
+
+const BLOCK: usize = 4096;
+const MOVE: [u8; 16] = [9; 16];
+
+fn config(blocks: usize) -> Config {
+    let mut config = Config::new(MOVE, (blocks * BLOCK) as u64, 64 << 20);
+    config.region_blocks = 8;
+    config
+}
+
+fn machine(config: &Config, rule: Option<Rule>, format: bool, metadata: Disk) -> Machine {
+    let size = config.size as usize;
+    Machine::new(
+        config,
+        rule,
+        format.then_some(8),
+        Disk::new(vec![0xdd; size]),
+        metadata,
+        vec![0x55; config.source_size as usize],
+    )
+}
+
+fn new_machine(config: &Config, random: &mut Rng) -> Machine {
+    let metadata = Disk::new(vec![0xaa; config.metadata_size as usize]);
+    let mut machine = machine(config, None, true, metadata);
+    machine.open(random).expect("a new volume opens");
+    machine
+}
+
+fn submit(machine: &mut Machine, tag: u32, operation: Operation, offset: usize, content: Vec<u8>) {
+    let request = Request {
+        tag: Tag(tag),
+        operation,
+        offset: offset as u64,
+        length: content.len() as u64,
+    };
+    machine.request(request, content);
+}
+
+fn result_of(machine: &mut Machine, tag: u32, random: &mut Rng) -> Result<Vec<u8>, Failure> {
+    for _ in 0..100_000 {
+        machine.pump(random);
+        let found = machine
+            .answers
+            .iter()
+            .position(|(other, _)| *other == Tag(tag));
+        if let Some(at) = found {
+            let (_, result) = machine.answers.swap_remove(at);
+            let buffer = machine.take_buffer(Tag(tag));
+            return result.map(|()| buffer);
+        }
+        machine.step(random);
+    }
+    panic!("request {tag} does not end");
+}
+
+fn write(machine: &mut Machine, offset: usize, content: Vec<u8>, random: &mut Rng) {
+    let fua = Operation::Write { fua: true };
+    submit(machine, 1, fua, offset, content);
+    result_of(machine, 1, random).expect("a write succeeds");
+}
+
+/// A journal in which block 3's intent was taken back, and the record of that
+/// overwritten after it had been recorded elsewhere; the older one is still
+/// there, as the write that went over it was lost.
+fn journal_gone_round(random: &mut Rng) -> Disk {
+    let config = config(8);
+    let mut disk = new_machine(&config, random).metadata;
+    let epoch = Superblock::decode(disk.read(BLOCK, 512))
+        .expect("the superblock of generation 1")
+        .epoch;
+    let groups = [
+        (
+            2,
+            1,
+            1,
+            Entry::Intent {
+                block: 3,
+                checksum: checksum(epoch, 3, &[0x77; BLOCK]),
+            },
+        ),
+        (
+            11,
+            9,
+            9,
+            Entry::Intent {
+                block: 5,
+                checksum: 0,
+            },
+        ),
+    ];
+    for (sequence, settled, tail, entry) in groups {
+        let header = Header {
+            epoch,
+            sequence,
+            settled,
+            tail,
+            entries: 1,
+        };
+        let mut block = vec![0; BLOCK];
+        encode_entry(entry, 0, &mut block);
+        encode_header(&MOVE, &header, &mut block);
+        disk.set((2 + sequence as usize % 8) * BLOCK, &block);
+    }
+    disk
+}
+
+#[test]
+fn blocks_of_the_journal_before_its_tail_do_not_count() {
+    for (rule, expected) in [(None, 0x55), (Some(Rule::Tail), 0xdd)] {
+        let mut random = Rng::with_seed(1);
+        let disk = journal_gone_round(&mut random);
+        let mut machine = machine(&config(8), rule, false, disk);
+        machine.open(&mut random).expect("the volume opens");
+        let content = machine.read_all(&mut random).expect("it can be read");
+        assert_eq!(content[3 * BLOCK], expected, "{rule:?}");
+    }
+}
+
+#[test]
+fn a_long_unaligned_write_over_what_is_local_and_remote_survives_a_crash() {
+    let mut random = Rng::with_seed(2);
+    let mut config = config(1500);
+    config.region_blocks = 256;
+    let mut machine = new_machine(&config, &mut random);
+    let mut expected = vec![0x55; config.size as usize];
+    for (offset, length, byte) in [
+        (600 * BLOCK, 7 * BLOCK, 1),
+        (512, 1400 * BLOCK + 1024, 2),
+        (3 * BLOCK, 900 * BLOCK, 3),
+        (1499 * BLOCK + 3584, 512, 4),
+    ] {
+        write(&mut machine, offset, vec![byte; length], &mut random);
+        expected[offset..offset + length].fill(byte);
+    }
+    assert!(machine.read_all(&mut random).expect("it can be read") == expected);
+    let (data, metadata) = machine.cut_power_hard(&mut random);
+    let source = machine.source.clone();
+    let mut after = Machine::new(&config, None, None, data, metadata, source);
+    after.open(&mut random).expect("the volume opens");
+    assert!(after.read_all(&mut random).expect("it can be read") == expected);
+}
+
+#[test]
+fn what_is_local_goes_on_while_the_source_is_away() {
+    let mut random = Rng::with_seed(3);
+    let mut machine = new_machine(&config(16), &mut random);
+    machine.faults = Faults {
+        away: 100,
+        ..Faults::default()
+    };
+    submit(&mut machine, 7, Operation::Read, 0, vec![0; BLOCK]);
+    for _ in 0..20 {
+        machine.step(&mut random);
+    }
+    write(&mut machine, BLOCK, vec![1; BLOCK], &mut random);
+    submit(&mut machine, 8, Operation::Read, BLOCK, vec![0; BLOCK]);
+    let local = result_of(&mut machine, 8, &mut random);
+    assert_eq!(local.expect("a local block can be read"), [1; BLOCK]);
+    assert!(machine.notices.contains(&Notice::Stalled));
+    assert!(machine.volume.progress().stalled);
+    machine.faults.away = 0;
+    let remote = result_of(&mut machine, 7, &mut random);
+    assert_eq!(remote.expect("the source is back"), [0x55; BLOCK]);
+    assert!(machine.notices.contains(&Notice::Resumed));
+    assert!(!machine.volume.progress().stalled);
+}
+
+#[test]
+fn a_read_fails_when_the_source_was_away_for_too_long() {
+    let mut random = Rng::with_seed(4);
+    let mut config = config(16);
+    config.source_timeout = Some(core::time::Duration::from_secs(30));
+    let mut machine = new_machine(&config, &mut random);
+    machine.faults.away = 100;
+    let begun = machine.now;
+    submit(&mut machine, 7, Operation::Read, 0, vec![0; BLOCK]);
+    let failure = result_of(&mut machine, 7, &mut random);
+    assert_eq!(failure, Err(Failure::Unreachable));
+    assert!(machine.now.since(begun) >= 30_000_000_000);
+}
+
+#[test]
+fn a_bad_sector_is_reported_and_fails_only_reads_of_it() {
+    let mut random = Rng::with_seed(5);
+    let mut machine = new_machine(&config(64), &mut random);
+    machine.faults.bad = vec![21];
+    machine.volume.start();
+    while machine.volume.progress().remote > BLOCK as u64 {
+        assert!(machine.step(&mut random));
+    }
+    for _ in 0..20 {
+        machine.step(&mut random);
+    }
+    let bad = Notice::BadSource {
+        offset: 21 * BLOCK as u64,
+        length: BLOCK as u32,
+    };
+    assert_eq!(
+        machine
+            .notices
+            .iter()
+            .filter(|notice| **notice == bad)
+            .count(),
+        1
+    );
+    assert!(machine.volume.bad_blocks().eq([21 * BLOCK as u64]));
+    for (block, readable) in [(20, true), (21, false), (22, true)] {
+        submit(
+            &mut machine,
+            7,
+            Operation::Read,
+            block * BLOCK,
+            vec![0; BLOCK],
+        );
+        let result = result_of(&mut machine, 7, &mut random);
+        assert_eq!(
+            result.is_ok(),
+            readable,
+            "block {block}: {:?}",
+            result.err()
+        );
+    }
+    // What the guest writes over it, it can read, and the move ends.
+    write(&mut machine, 21 * BLOCK, vec![1; BLOCK], &mut random);
+    while !machine.notices.contains(&Notice::Done) {
+        assert!(machine.step(&mut random));
+    }
+}
+
+#[test]
+fn a_copied_region_has_the_sources_checksum_until_the_guest_writes() {
+    let mut random = Rng::with_seed(6);
+    let mut machine = new_machine(&config(64), &mut random);
+    machine.volume.start();
+    while !machine.notices.contains(&Notice::Done) {
+        assert!(machine.step(&mut random));
+    }
+    let copied = machine.volume.copied(2).expect("region 2 was copied");
+    assert_eq!((copied.offset, copied.length), (16 * 4096, 8 * 4096));
+    assert_eq!(copied.crc32c, crc32c::crc32c(&[0x55; 8 * BLOCK]));
+    write(&mut machine, 17 * BLOCK, vec![1; BLOCK], &mut random);
+    assert_eq!(machine.volume.copied(2), None);
+    assert!(machine.volume.copied(3).is_some());
+}
+
+#[test]
+fn foreign_and_damaged_metadata_are_refused_and_left_alone() {
+    let mut random = Rng::with_seed(7);
+    let good = new_machine(&config(16), &mut random).metadata;
+    let mut foreign = config(16);
+    foreign.move_id = [8; 16];
+    let mut smaller = config(15);
+    smaller.source_size = 15 * BLOCK as u64;
+    let mut damaged_bitmap = good.clone();
+    damaged_bitmap.set((2 + 8) * BLOCK + 512, &[1; 512]);
+    let nothing = Disk::new(vec![0; good.len()]);
+    for (config, disk, words) in [
+        (foreign, good.clone(), "ForeignMove"),
+        (smaller, good, "Mismatch"),
+        (config(16), damaged_bitmap, "Bitmap { sector: 1 }"),
+        (config(16), nothing, "Superblock(Magic)"),
+    ] {
+        let before = disk.read(0, disk.len()).to_vec();
+        let mut machine = machine(&config, None, false, disk);
+        let error = machine.open(&mut random).expect_err("it does not open");
+        assert!(error.contains(words), "{error}");
+        assert!(machine.metadata.read(0, before.len()) == before);
+        assert!(machine.ops.is_empty());
+    }
+}
+
+#[test]
+fn a_closed_volume_has_nothing_left_to_recover() {
+    let mut random = Rng::with_seed(8);
+    let config = config(16);
+    let mut machine = new_machine(&config, &mut random);
+    submit(
+        &mut machine,
+        1,
+        Operation::Write { fua: false },
+        0,
+        vec![1; BLOCK],
+    );
+    result_of(&mut machine, 1, &mut random).expect("a write succeeds");
+    machine.volume.close();
+    while !machine.notices.contains(&Notice::Closed) {
+        assert!(machine.step(&mut random));
+    }
+    let (data, metadata) = machine.cut_power_hard(&mut random);
+    let source = machine.source.clone();
+    let mut after = Machine::new(&config, None, None, data, metadata, source);
+    after.open(&mut random).expect("the volume opens");
+    assert!(after.volume.passes_through(0, BLOCK as u64));
+}
