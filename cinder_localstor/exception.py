@@ -175,6 +175,12 @@ class EngineFailed(LocalStorException):
                 "'dmsetup remove' of the handle and the engine's node.")
 
 
+class HandleMissing(LocalStorException):
+    message = _("Volume copy '%(name)s' has no handle on this node, so it "
+                "can't be exported. It gets one when its own move goes on: "
+                "'cinder-localstor status' tells what it waits for.")
+
+
 class GenerationTooOld(LocalStorException):
     message = _("Logical volume '%(name)s' on %(host)s holds generation "
                 "%(found)s of volume %(volume_id)s, the present one is "

@@ -3,6 +3,7 @@
 
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
+from cinder_localstor import exception
 from cinder_localstor.node import interface
 
 
@@ -27,9 +28,18 @@ class Source:
 
         The handle and not what lies under it: whoever writes goes through
         the same device that the target reads (hazard H1).
+
+        :raises HandleMissing: there is none; a target would be left without
+            a disk, and taken for one that is well
         """
-        self._node.target.export(
-            move.move_id, self._handles.path(move.source_name), move.export)
+        if not self._node.device_mapper.exists(
+                handles.handle_name(move.source_name)):
+            raise exception.HandleMissing(name=move.source_name)
+        path = self._handles.path(move.source_name)
+        # A guest that died has left something in the disk's cache, perhaps.
+        # Its successor reads that, and knows of no power cut here.
+        self._node.device_mapper.flush(path)
+        self._node.target.export(move.move_id, path, move.export)
 
     def seal_source(self, move: transfer.Transfer) -> None:
         """Let nobody write the source any more: the volume has moved on."""

@@ -436,7 +436,8 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
 class SimulatedTarget(interface.SourceTarget):
     """Exports in memory."""
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, node: 'SimulatedNode', faults: Faults) -> None:
+        self._node = node
         self.faults = faults
         self.exports: dict[str, tuple[interface.Export, str]] = {}
 
@@ -454,7 +455,10 @@ class SimulatedTarget(interface.SourceTarget):
     @_fallible
     def export(self, move_id: str, device: str, export: interface.Export
                ) -> None:
-        self.exports[move_id] = (export, device)
+        self.exports.setdefault(move_id, (export, device))
+        # What is there already is not looked at again, and a target without
+        # a disk stays one, as with the real ones.
+        self._node.check_device(device)
 
     @_fallible
     def unexport(self, move_id: str) -> None:
@@ -533,7 +537,7 @@ class SimulatedNode:
         self.volumes = SimulatedVolumeGroup('group', total, self.faults)
         self.metadata = self.volumes
         self.device_mapper = SimulatedDeviceMapper(self, self.faults)
-        self.target = SimulatedTarget(self.faults)
+        self.target = SimulatedTarget(self, self.faults)
         self.initiator = SimulatedInitiator(network, self.faults)
         network[host] = self
 

@@ -6,6 +6,7 @@ import unittest
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
+from cinder_localstor import exception
 from cinder_localstor.node import simulated
 from tests.unit.datapath import test_transfer
 
@@ -37,6 +38,20 @@ class SourceTest(unittest.TestCase):
         self.assertEqual({'m': (self.move.export,
                                 '/dev/mapper/volume-v-handle')},
                          self.node.target.exports)
+
+    def test_what_was_written_is_durable_before_it_is_read_elsewhere(self):
+        path = '/dev/mapper/%s-handle' % MOVE.source_name
+        self.node.write(path, 0, 'not flushed')
+        self.source.export_source(self.move)
+        self.node.cut_power()
+        self.assertEqual('not flushed', self.node.read(
+            '/dev/group/' + MOVE.source_name, 0))
+
+    def test_copy_without_a_handle_is_not_exported(self):
+        self.node.device_mapper.nodes.clear()
+        self.assertRaisesRegex(exception.HandleMissing, MOVE.source_name,
+                               self.source.export_source, self.move)
+        self.assertEqual({}, self.node.target.exports)
 
     def test_sealed_source_is_read_only_and_says_so_after_a_power_cut(self):
         for _time in range(2):
