@@ -302,6 +302,12 @@ class Facts:
                                                    self._move.volume_id)
                 if other.move_id != self._move.move_id]
 
+    def _all_sealed(self) -> bool:
+        return all('seal_source' in other.done for other in self._others()
+                   if other.state == table.State.MIGRATING
+                   and other.transfer.generation
+                   < self._move.transfer.generation)
+
     def _source_free(self) -> bool:
         copy = self._move.transfer.source_name
         arrives = any(other.transfer.destination_name == copy

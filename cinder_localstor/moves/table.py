@@ -12,6 +12,7 @@ fact                    known by  is true when
 ``written``             engine    it was
 ``source_unused``       source    only the export has its handle open
 ``all_local``           engine    every region has arrived
+``all_sealed``          database  no copy further back can be written
 ``source_free``         database  no other move uses the source's copy
 ``passed_on``           database  the volume has arrived at a third node and
                                   has given its source, this copy, back
@@ -124,6 +125,9 @@ RECONNECT = (*_source('export_source'), *_destination('connect_source'))
 DISMANTLE = _destination('remove_handle', 'disconnect_source',
                          'remove_engine', 'remove_map')
 
+# What is copied through a chain comes from its first copy.
+START_HYDRATION = Step(Side.DESTINATION, 'start_hydration', when='all_sealed')
+
 # A copy that another move arrives at, or reads, is not in the way of the
 # volume: it can wait.
 DELETE_SOURCE = Step(Side.SOURCE, 'delete_source', when='source_free')
@@ -154,7 +158,7 @@ TABLE: dict[State, Rules] = {
         serves=True),
     State.MIGRATING: Rules(
         owner=Side.DESTINATION,
-        steps=(*_source('seal_source'), *_destination('start_hydration')),
+        steps=(*_source('seal_source'), START_HYDRATION),
         transitions=(
             Transition(State.DISCARDING, ('passed_on',), at_once=True),
             Transition(State.COMPLETING, ('ready', 'all_local'))),

@@ -426,6 +426,30 @@ class ChainTest(MoverTestCase):
         self.cloud.settle()
         self.assert_whole()
 
+    def test_nothing_is_copied_while_the_first_source_can_be_written(self):
+        self.cloud.move(self.volume)
+        self.cloud.down.add(base.A)
+        self.cloud.move(self.volume, to=base.C)
+        self.cloud.watch()
+        self.assertEqual(
+            [False], [node.hydrating for name, node
+                      in self.cloud.nodes[base.C].device_mapper.nodes.items()
+                      if name.endswith('-clone')])
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_handle_in_the_middle_is_exported_when_it_is_there_again(self):
+        self.cloud.move(self.volume)
+        self.cloud.watch()
+        self.cloud.move(self.volume, to=base.C)
+        self.cloud.nodes[base.B].cut_power()
+        self.cloud.boot(base.B)
+        last = rows.for_volume(self.ctxt, self.volume.id)[-1]
+        self.assertNotIn(last.move_id,
+                         self.cloud.nodes[base.B].target.exported())
+        self.cloud.settle()
+        self.assert_whole()
+
     def test_lost_first_node_does_not_matter_once_all_has_arrived(self):
         self.cloud.move(self.volume)
         self.cloud.watch()
