@@ -9,7 +9,7 @@ RUST_VERSION := 1.85
 WORKSPACES := hydrator lab/disk
 
 .PHONY: help setup demo test unit-test rust-test rust lab-test lab-programs \
-        lab-kernel lab-up lab-down clean
+        soak lab-kernel lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -17,6 +17,7 @@ help:
 	@echo 'make lab-up    a cloud to try things by hand ($(LAB) --help)'
 	@echo 'make lab-down  end it, with all that it started'
 	@echo 'make unit-test, make rust-test, make lab-test   parts of make test'
+	@echo 'make soak      random walks and pairs of faults, new ones, for an hour'
 	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
 
 setup: $(READY)
@@ -47,6 +48,11 @@ test: unit-test rust-test lab-test
 
 unit-test: setup
 	$(VENV)/bin/tox run
+
+# New walks and pairs each time; what fails says how to repeat it.
+soak: setup
+	LOCALSTOR_SOAK_WALKS=2000 LOCALSTOR_SOAK_PAIRS=500 \
+	    $(VENV)/bin/stestr run 'test_walk|test_pairs'
 
 rust-test: setup rust
 	for workspace in $(WORKSPACES); do \
