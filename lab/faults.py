@@ -115,8 +115,11 @@ class Faults:
                     node.start()
                     continue
                 for name, state in node.service_states().items():
+                    service = node.service(name)
                     if state['state'] != 'running':
-                        node.service(name).start()
+                        service.start()
+                    # A start that took too long goes on by itself.
+                    service.wait_ready()
         self._owed = False
         self._journal.note(WHO, 'all is mended')
 

@@ -58,6 +58,7 @@ class Guest:
 
     def _live(self) -> None:
         first = self._ledger.begin()
+        before = self._ledger.acknowledged, self._ledger.verified
         argv = [*_PYTHON, 'live', self._device, self._ledger.volume,
                 str(self._ledger.clusters), '--first', str(first),
                 '--rate', str(self._rate)]
@@ -85,6 +86,10 @@ class Guest:
                                        error))
         finally:
             os.close(self._input)
+            self._journal.count('stamps written',
+                                self._ledger.acknowledged - before[0])
+            self._journal.count('clusters of stamps read',
+                                self._ledger.verified - before[1])
             self._ended.set()
 
     def _hear(self, data: bytes) -> None:

@@ -42,10 +42,10 @@ class Journal:
                 time.strftime('%H:%M:%S'), time.monotonic() - self.start,
                 who, what))
 
-    def count(self, kind: str) -> None:
-        """One more of these."""
+    def count(self, kind: str, number: int = 1) -> None:
+        """So many more of these."""
         with self._lock:
-            self.counts[kind] += 1
+            self.counts[kind] += number
 
     def fail(self, what: str) -> None:
         """This must not be: the run ends."""

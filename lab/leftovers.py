@@ -54,6 +54,19 @@ def of_database(cloud: clouds.Cloud) -> dict[str, list[str]]:
             for kind, question in questions.items()}
 
 
+def moves(cloud: clouds.Cloud) -> dict[str, list[str]]:
+    """States of the running moves, by the volume's id."""
+    found: dict[str, list[str]] = {}
+    for line in select(
+            cloud, "SELECT substr(migration_status, 8), value FROM volumes"
+            " JOIN volume_admin_metadata ON volumes.id = volume_id"
+            " WHERE NOT volumes.deleted AND `key` = 'localstor:state'"
+            " AND migration_status LIKE 'target:%'"):
+        volume, state = line.split()
+        found.setdefault(volume, []).append(state)
+    return found
+
+
 def select(cloud: clouds.Cloud, question: str) -> list[str]:
     """What Cinder's database answers, a line for each row."""
     done = cloud.run([

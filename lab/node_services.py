@@ -197,5 +197,5 @@ SERVICES = (
             times=len(configuration.BACKENDS),
             fails='Failed to initialize driver'),
         stop_timeout=20,
-        start_timeout=180),
+        start_timeout=300),
 )

@@ -20,6 +20,7 @@ from lab import errors
 from lab import guest as guests
 from lab import journal as journals
 from lab import ledger as ledgers
+from lab import leftovers
 from lab import node as nodes
 from lab import sizes
 from lab import user as users
@@ -32,10 +33,11 @@ POLL = 1
 LARGEST = 3
 
 # What the cloud may refuse with a sentence, and be right.
-REFUSALS = ('still arriving', 'is being extended')
-# What is refused while the volume moves; the API hides the driver's sentence
-# behind its own.
-REFUSED_IN_MOTION = ('attach', 'move', 'live-migrate', 'extend')
+REFUSALS = ('may yet go back', 'is being extended', 'Attach it again',
+            'Free some space')
+# The API does not pass on why these are refused.
+MUTE = ('extend', 'delete')
+UNDECIDED = ('preparing', 'starting', 'aborting', 'discarding')
 
 
 class Stuck(Exception):
@@ -161,11 +163,15 @@ class Player:
     def _failed(self, what: str, error: Exception, start: float) -> None:
         self._unsure = True
         text = ' '.join(str(error).split())
+        if isinstance(error, exceptions.HttpError) and (
+                error.response is not None):
+            # keystoneauth does not know Cinder's form of an error.
+            text = 'HTTP %s %s' % (error.http_status, error.response.text)
         if any(words in text for words in REFUSALS):
             kind = 'refused'
         elif self._journal.disturbed(start):
             kind = 'failed under a fault'
-        elif what.split()[0] in REFUSED_IN_MOTION and self._moves():
+        elif what.split()[0] in MUTE and self._moves(UNDECIDED):
             kind = 'refused'
         else:
             raise Stuck('%s of volume %s failed without a fault: %s' % (
@@ -173,10 +179,10 @@ class Player:
         self._journal.count(kind)
         self._journal.note(self.name, '%s: %s: %s' % (what, kind, text))
 
-    def _moves(self) -> bool:
-        """Whether the volume is moving."""
-        return any(row['name'] == 'move of ' + self.volume
-                   for row in self._user.volumes())
+    def _moves(self, states: tuple[str, ...] = ()) -> bool:
+        """Whether the volume is moving, in one of these states if given."""
+        found = leftovers.moves(self._cloud).get(self.volume, ())
+        return any(not states or state in states for state in found)
 
     # -- Actions ------------------------------------------------------------
 
@@ -303,7 +309,8 @@ class Player:
             if found is None or 'error' in found:
                 raise users.VolumeError('volume %s is %s, not %s' % (
                     self.volume, found, status))
-            if time.monotonic() > start + PATIENCE:
+            if time.monotonic() > start + (
+                    PATIENCE if found.endswith('ing') else POLL):
                 raise users.VolumeError('volume %s stays %s' % (
                     self.volume, found))
             time.sleep(POLL)

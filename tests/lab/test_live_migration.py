@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import pathlib
 import time
 
+import fixtures
+
+from lab import guest as guests
+from lab import journal as journals
+from lab import ledger as ledgers
+from lab import sizes
 from tests.lab import base
 
 
@@ -53,3 +60,52 @@ class LiveMigrationTest(base.LabTestCase):
         self.assertEqual(self.source.name, self.home(self.volume).name)
         self.write(self.first, offset=100, size=1)
         self.assertEqual(content, self.checksum(self.first))
+
+
+class RunningGuestTest(base.LabTestCase):
+    """The guest runs all the while, on thick LVs and tgt."""
+
+    volume_type = 'local'
+
+    def setUp(self):
+        super().setUp()
+        self.journal = journals.Journal(pathlib.Path(
+            self.useFixture(fixtures.TempDir()).path, 'log'))
+        self.volume = self.create(volume_type=self.volume_type)
+        self.ledger = ledgers.Ledger(self.volume, sizes.GIB)
+        self.source = self.home(self.volume)
+        self.first = self.attach(self.volume, self.source)
+
+    def live(self, attachment):
+        """A guest that has read all that should be there."""
+        guest = guests.Guest(attachment.node, attachment.device, self.ledger,
+                             self.journal, rate=30)
+        self.addCleanup(guest.stop, base.PATIENCE)
+        self.assertTrue(guest.verified.wait(base.PATIENCE),
+                        self.journal.failures)
+        return guest
+
+    def test_every_stamp_follows(self):
+        on_source = self.live(self.first)
+        second = self.user.attach_second(self.first,
+                                         self.other(self.source))
+        self.attachments.append(second)
+        for how in ('buffered', 'direct'):
+            guests.peek(second.node, second.device, self.ledger, how,
+                        base.PATIENCE)
+        time.sleep(2)  # for some more stamps on the source
+        self.assertTrue(on_source.stop(base.PATIENCE))
+        on_destination = self.live(second)
+        self.detach(self.first)
+        time.sleep(2)  # and on the destination
+        self.assertTrue(on_destination.stop(base.PATIENCE))
+        self.wait_until_arrived(second)
+        self.live(second).stop(base.PATIENCE)
+        self.assertEqual([], self.journal.failures)
+        self.assertGreater(self.ledger.acknowledged, 20)
+
+
+class ThinLioRunningGuestTest(RunningGuestTest):
+    """The same on thin LVs and LIO."""
+
+    volume_type = 'thin'
