@@ -7,9 +7,11 @@ import sys
 import threading
 import time
 
+from lab import cloud as clouds
 from lab import errors
 from lab import journal as journals
 from lab import ledger as ledgers
+from lab import leftovers
 from lab import node as nodes
 from lab import stamps
 
@@ -20,10 +22,11 @@ _PYTHON = [os.path.realpath(sys.executable), '-ISE',
 class Guest:
     """A process on a node that reads and writes stamps on a device."""
 
-    def __init__(self, node: nodes.Node, device: str,
+    def __init__(self, cloud: clouds.Cloud, node: nodes.Node, device: str,
                  ledger: ledgers.Ledger, journal: journals.Journal,
                  rate: float) -> None:
         """:param rate: requests a second"""
+        self._cloud = cloud
         self.node = node
         self._device = device
         self._ledger = ledger
@@ -77,6 +80,10 @@ class Guest:
                 error, self.node.name))
         except errors.LabError as error:
             self._ledger.died()
+            if leftovers.moves(self._cloud).get(self._ledger.volume):
+                # dm-clone keeps a write for later that goes to a region which
+                # has not arrived: its map is not durable before a flush.
+                self._ledger.lose()
             self._journal.note('guest', 'of volume %s on %s is lost: %s' % (
                 self._ledger.volume, self.node.name, error))
             if not self._journal.disturbed(time.monotonic()):

@@ -230,8 +230,8 @@ class Player:
                     attachment.device, node.name))
             raise users.VolumeError('there is no %s yet' % attachment.device)
         self._waits_since = 0.0
-        self._guest = guests.Guest(node, attachment.device, self._ledger,
-                                   self._journal, self._rate)
+        self._guest = guests.Guest(self._cloud, node, attachment.device,
+                                   self._ledger, self._journal, self._rate)
 
     def _stop_guest(self, timeout: float = 60) -> None:
         """:raises VolumeError: it hangs in the kernel; nothing may be done
