@@ -411,10 +411,14 @@ class Player:
         if not self.volume:
             return
         self._arrive()
-        if self._attachment is None:
+        end = time.monotonic() + 3 * PATIENCE
+        while self._attachment is None:
+            if time.monotonic() > end:
+                raise Stuck('volume %s can not be attached' % self.volume)
             node = self._random.choice(self._nodes)
-            self._must('attach on ' + node.name, lambda: self._attach(node))
-            self._arrive()
+            self._act('attach on ' + node.name, lambda: self._attach(node))
+            self._settle()
+        self._arrive()
         self._must('verify', self._verify)
         self._must('detach', self._detach)
         self._must('delete', self._delete)
