@@ -250,7 +250,7 @@ class AnyTimeTest(HazardTestCase):
 
     def setUp(self):
         super().setUp()
-        self.volume = self.create(size=2)
+        self.volume = self.create()
         source = self.home(self.volume)
         first = self.attach(self.volume, source)
         self.write_stamp(first, 'written first')
