@@ -12,7 +12,7 @@ class ChainTestCase(base.LabTestCase):
         self.volume = self.create(size=2, volume_type=self.volume_type)
         home = self.home(self.volume)
         self.first, self.second, self.third = sorted(
-            self.nodes, key=lambda node: node is not home)
+            self.nodes, key=lambda node: node.name != home.name)
         attachment = self.attach(self.volume, self.first)
         self.write(attachment, size=200)
         self.pieces = [(0, 200, self.checksum(attachment, size=200))]
