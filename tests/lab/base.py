@@ -98,14 +98,14 @@ class LabTestCase(testtools.TestCase):
         self.volumes.remove(volume)
         self.user.delete_volume(volume)
 
-    def write(self, attachment, offset=0, size=64):
+    def write(self, attachment, offset=0, size=16):
         """Write `size` MiB of random data at `offset` MiB, durably."""
         attachment.node.run(
             ['dd', 'if=/dev/urandom', 'of=' + attachment.device, 'bs=1M',
              'count=%d' % size, 'seek=%d' % offset, 'oflag=direct',
              'conv=fsync,notrunc'], timeout=PATIENCE)
 
-    def checksum(self, attachment, offset=0, size=64):
+    def checksum(self, attachment, offset=0, size=16):
         """Checksum of `size` MiB at `offset` MiB, read past the cache."""
         return attachment.node.run(
             ['sh', '-c', 'dd if=%s bs=1M count=%d skip=%d iflag=direct '

@@ -14,8 +14,8 @@ class ChainTestCase(base.LabTestCase):
         self.first, self.second, self.third = sorted(
             self.nodes, key=lambda node: node.name != home.name)
         attachment = self.attach(self.volume, self.first)
-        self.write(attachment, size=200)
-        self.pieces = [(0, 200, self.checksum(attachment, size=200))]
+        self.write(attachment, size=20)
+        self.pieces = [(0, 20, self.checksum(attachment, size=20))]
         self.detach(attachment)
         self.attachment = None
         self.go_to(self.second)

@@ -106,8 +106,8 @@ class AwayTest(HazardTestCase):
         self.volume = self.create(size=2)
         source = self.home(self.volume)
         first = self.attach(self.volume, source)
-        self.write(first, size=100)
-        self.content = self.checksum(first, size=100)
+        self.write(first, size=20)
+        self.content = self.checksum(first, size=20)
         self.write_stamp(first, 'the end', block=500000)
         self.detach(first)
         self.source, destination = source, self.other(source)
@@ -143,7 +143,7 @@ class AwayTest(HazardTestCase):
                       lambda: 'done' in self.output(node, reading))
         self.assertRegex(self.output(node, reading), r'the end\s+done 0')
         self.wait_until_arrived(self.moved)
-        self.assertEqual(self.content, self.checksum(self.moved, size=100))
+        self.assertEqual(self.content, self.checksum(self.moved, size=20))
 
 
 class SplitBrainTest(HazardTestCase):

@@ -29,7 +29,7 @@ class LiveMigrationTest(base.LabTestCase):
         self.checksum(self.second)
         time.sleep(6)  # a look of the periodic task, which must do nothing
         self.assertIn('no_hydration', self.status(self.second))
-        self.write(self.first, offset=16, size=32)
+        self.write(self.first, offset=8, size=8)
         content = self.checksum(self.first)
         self.detach(self.first)
         self.assertEqual(content, self.checksum(self.second))
@@ -41,7 +41,7 @@ class LiveMigrationTest(base.LabTestCase):
         guest = ('exec 3<%s; echo $$ >/run/guest; exec sleep 1000'
                  % self.first.device)
         self.source.run(['sh', '-c', '(%s) >/dev/null 2>&1 &' % guest])
-        self.write(self.second, offset=16, size=32)
+        self.write(self.second, offset=8, size=8)
         content = self.checksum(self.second)
         time.sleep(12)
         self.assertIn('no_hydration', self.status(self.second))
@@ -50,7 +50,7 @@ class LiveMigrationTest(base.LabTestCase):
         self.assertEqual(content, self.checksum(self.second))
 
     def test_migration_that_fails_leaves_the_volume_where_it_was(self):
-        self.write(self.first, offset=16, size=32)
+        self.write(self.first, offset=8, size=8)
         content = self.checksum(self.first)
         self.detach(self.second)
         end = time.monotonic() + base.PATIENCE

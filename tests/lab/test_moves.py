@@ -58,8 +58,8 @@ class InterruptedMoveTest(base.LabTestCase):
         super().setUp()
         self.volume = self.create(size=2)
         first = self.attach(self.volume, self.home(self.volume))
-        self.write(first, size=200)
-        self.content = self.checksum(first, size=200)
+        self.write(first, size=20)
+        self.content = self.checksum(first, size=20)
         self.detach(first)
         self.source = first.node
         self.moved = self.attach(self.volume, self.other(first.node))
@@ -69,7 +69,7 @@ class InterruptedMoveTest(base.LabTestCase):
         self.wait_until_hydration_runs(self.moved)
 
     def assert_whole(self):
-        self.assertEqual(self.content, self.checksum(self.moved, size=200))
+        self.assertEqual(self.content, self.checksum(self.moved, size=20))
         self.assertEqual(self.added,
                          self.checksum(self.moved, offset=1000, size=10))
 
@@ -147,7 +147,7 @@ class RemoteConnectionTest(base.LabTestCase):
         node.run(['udevadm', 'settle'])
         disk = node.run(['sh', '-c', 'ls /sys/class/iscsi_session/*/device/'
                          'target*/*/block | grep sd']).stdout.split()[0]
-        return node.run(['sh', '-c', 'dd if=/dev/%s bs=1M count=64 '
+        return node.run(['sh', '-c', 'dd if=/dev/%s bs=1M count=16 '
                          'iflag=direct status=none | sha256sum' % disk]
                         ).stdout
 
