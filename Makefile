@@ -90,7 +90,8 @@ lab-up: setup
 
 # Whatever this checkout has started
 lab-down: setup
-	for name in default demo test; do $(LAB) --name $$name down; done
+	for name in default demo test hydrator-ublk hydrator-nbd; do \
+	    $(LAB) --name $$name down; done
 
 clean: lab-down
 	rm -rf $(VENV) .lab .tox .stestr .mypy_cache doc/build

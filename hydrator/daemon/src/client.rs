@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 
-use crate::protocol::{Answer, Request};
+use crate::protocol::{Answer, Request, encode};
 use crate::runtime::CONTROL;
 
 /// Sends a request to the hydrator in `runtime`, and prints a status.
@@ -18,9 +18,7 @@ pub fn ask(runtime: &Path, request: &Request) -> anyhow::Result<()> {
     let path = runtime.join(CONTROL);
     let mut stream = UnixStream::connect(&path)
         .with_context(|| format!("no hydrator answers at {}", path.display()))?;
-    let mut line = serde_json::to_string(request)?;
-    line.push('\n');
-    stream.write_all(line.as_bytes())?;
+    stream.write_all(format!("{}\n", encode(request)).as_bytes())?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;
     if answer.is_empty() {

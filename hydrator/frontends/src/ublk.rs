@@ -588,7 +588,10 @@ impl Frontend for Ublk {
         if event.result != 0 {
             // The kernel takes the tag away: the device is being stopped.
             debug!("{}: tag {tag} ended: {}", self.path.display(), event.result);
-            self.alive -= 1;
+            self.alive = self.alive.saturating_sub(1);
+            if self.alive == 0 && self.stage != Stage::Stopping {
+                self.stage = Stage::Gone;
+            }
             return self.remove_when_idle(ring);
         }
         match self.arrival(tag) {
