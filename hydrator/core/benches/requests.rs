@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
 //! Processor time of a request, with devices that do everything at once:
-//! `cargo bench -p localstor-hydrator-core`.
+//! `cargo bench -p localstor-hydrator-core`. The time is that of the thread, so
+//! that other load on the machine does not count.
 
 #![allow(missing_docs)] // What criterion generates has none.
 
+use std::time::Duration;
+
+use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 use criterion::{Criterion, criterion_group, criterion_main};
 use localstor_hydrator_core::Operation;
 use null::Null;
+use rustix::time::{ClockId, clock_gettime};
 
 #[allow(dead_code)]
 #[path = "../tests/null/mod.rs"]
@@ -16,12 +21,48 @@ mod null;
 const TIB: u64 = 1 << 40;
 const WRITE: Operation = Operation::Write { fua: false };
 
+struct ProcessorTime;
+
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+impl Measurement for ProcessorTime {
+    type Intermediate = Duration;
+    type Value = Duration;
+
+    fn start(&self) -> Duration {
+        processor_time()
+    }
+
+    fn end(&self, start: Duration) -> Duration {
+        processor_time() - start
+    }
+
+    fn add(&self, one: &Duration, other: &Duration) -> Duration {
+        *one + *other
+    }
+
+    fn zero(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn to_f64(&self, value: &Duration) -> f64 {
+        WallTime.to_f64(value)
+    }
+
+    fn formatter(&self) -> &dyn ValueFormatter {
+        WallTime.formatter()
+    }
+}
+
 fn scattered(count: &mut u64) -> u64 {
     *count += 1;
     count.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (TIB / 4096) * 4096
 }
 
-fn requests(criterion: &mut Criterion) {
+fn requests(criterion: &mut Criterion<ProcessorTime>) {
     let mut count = 0;
 
     let mut settled = Null::new(TIB);
@@ -62,5 +103,9 @@ fn requests(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, requests);
+criterion_group! {
+    name = benches;
+    config = Criterion::default().with_measurement(ProcessorTime);
+    targets = requests
+}
 criterion_main!(benches);

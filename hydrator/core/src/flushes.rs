@@ -276,7 +276,7 @@ impl Volume {
     /// Hand out the groups of the journal that are full or need not wait.
     pub(crate) fn hand_out_groups<M: Memory>(&mut self, memory: &mut M) {
         if self.broken {
-            return;
+            return self.give_up_groups(memory);
         }
         if self.log.has_open()
             && (self.flushes.urgent || self.log.writing < self.config.journal_depth)
@@ -307,6 +307,17 @@ impl Volume {
             }
             let index = self.log.begun(group);
             self.write_metadata(io(kind::JOURNAL, u64::from(index)), block, slot, fua);
+        }
+    }
+
+    /// Nothing is recorded any more: the requests that wait for it fail.
+    fn give_up_groups<M: Memory>(&mut self, memory: &mut M) {
+        self.log.seal();
+        while let Some(mut group) = self.log.sealed.pop_front() {
+            self.give_block(group.slot);
+            for request in group.requests.drain(..) {
+                self.intent_ended(request, Err(Failure::Io), memory);
+            }
         }
     }
 
@@ -442,16 +453,21 @@ impl Volume {
         };
         self.hydration.unrecorded_in(first, end, &mut withhold);
         for region in self.map.region_of(first)..=self.map.region_of(end - 1) {
-            if self.map.entries_in(region) == 0 {
-                continue;
-            }
-            for block in self.map.region_first(region)..self.map.region_end(region) {
-                let entry = self.unsettled.get(&block);
-                if entry
-                    .is_some_and(|entry| !entry.content || entry.sequence > self.checkpoint.covers)
-                {
-                    withhold(block);
+            let mut left = self.map.entries_in(region);
+            let region_end = self.map.region_end(region);
+            let mut block = self.map.region_first(region);
+            while left > 0 {
+                block = self.map.run_end(block, region_end, false);
+                if block == region_end {
+                    break;
                 }
+                if let Some(entry) = self.unsettled.get(&block) {
+                    left -= 1;
+                    if !entry.content || entry.sequence > self.checkpoint.covers {
+                        withhold(block);
+                    }
+                }
+                block += 1;
             }
         }
         let block = memory.block_mut(slot);
