@@ -40,7 +40,8 @@ class LiveMigrationTest(base.LabTestCase):
     def test_lost_detach_is_seen_by_the_source_that_nobody_uses(self):
         guest = ('exec 3<%s; echo $$ >/run/guest; exec sleep 1000'
                  % self.first.device)
-        self.source.run(['sh', '-c', '(%s) >/dev/null 2>&1 &' % guest])
+        self.source.run(['sh', '-c', 'sh -c "$1" >/dev/null 2>&1 </dev/null &',
+                         'sh', guest])
         self.write(self.second, offset=8, size=8)
         content = self.checksum(self.second)
         time.sleep(12)
