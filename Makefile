@@ -9,6 +9,7 @@ RUST_VERSION := 1.85
 WORKSPACES := hydrator lab/disk
 # Tests in the lab that are left to "make soak"
 LONG := ThinLioChain|test_h5_h7|test_h17|test_h25_many|in_the_middle
+LONG := $(LONG)|test_chaos|test_hydrator
 
 .PHONY: help setup demo test unit-test rust-test rust lab-test lab-programs \
         soak lab-kernel lab-up lab-down clean
