@@ -220,8 +220,10 @@ class Executor:
         The destination's part is done when this returns.  The source's is
         done later where the source is away.
         """
-        discarding = rows.change_state(ctxt, move,
-                                       table.State.DISCARDING.value)
+        discarding = move
+        if move.state != table.State.DISCARDING:
+            discarding = rows.change_state(ctxt, move,
+                                           table.State.DISCARDING.value)
         try:
             self.drive(ctxt, move.move_id)
         except Exception as error:

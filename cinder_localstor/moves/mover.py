@@ -388,7 +388,7 @@ class Mover:
                 # What is left of it on the peer is removed anyway.  Only its
                 # export is in the way.
                 self._steps.run(ctxt, move.transfer, ['unexport_source'])
-        if last is not None and last.state != table.State.DISCARDING:
+        if last is not None:
             self._executor.discard(ctxt, last)
 
     def look_soon(self, move: rows.Move) -> None:
