@@ -74,6 +74,14 @@ def _seed(text: str) -> int:
     return seed
 
 
+def _add_disks(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument('--disks', choices=('plain', 'volatile'),
+                        default=default,
+                        help='what a power cut does to disks: nothing, or '
+                             'they lose what was not flushed (default: '
+                             f'{default})')
+
+
 class _LabCommand(command.Command):
     """A command that knows its lab."""
 
@@ -111,11 +119,7 @@ class Up(_LabCommand):
                             default=8 * sizes.GIB,
                             help='size of each of the two disks of a node; '
                                  'they are sparse files (default: 8G)')
-        parser.add_argument('--disks', choices=('plain', 'volatile'),
-                            default='plain',
-                            help='what a power cut does to disks: nothing, '
-                                 'or they lose what was not flushed '
-                                 '(default: plain)')
+        _add_disks(parser, 'plain')
         parser.add_argument('--driver', metavar='CLASS',
                             help='volume driver of both backends (default: '
                                  'the driver of this repository)')
@@ -485,6 +489,7 @@ class Chaos(_LabCommand):
                             help='how many users play (default: 4)')
         parser.add_argument('--nodes', type=int, default=3, metavar='N',
                             help='how many nodes to start (default: 3)')
+        _add_disks(parser, 'volatile')
         parser.add_argument('--keep', action='store_true',
                             help='leave the lab up, to look at')
         return parser
@@ -498,7 +503,8 @@ class Chaos(_LabCommand):
         out.write(f'Seed {seed}.\n')
         with progress.shown(out) as report:
             fresh = self.cloud.up(parsed_args.nodes, report,
-                                  environment=chaos.ENVIRONMENT)
+                                  environment=chaos.ENVIRONMENT,
+                                  disks=parsed_args.disks)
         try:
             journal = chaos.run(self.cloud, chaos.Plan(
                 minutes=parsed_args.minutes, seed=seed,

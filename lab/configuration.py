@@ -27,6 +27,11 @@ BACKENDS = ('local', 'thin')
 DEFAULT_DRIVER = 'cinder_localstor.driver.LocalStorDriver'
 
 
+def pool(node: str, backend: str) -> str:
+    """What Cinder's scheduler calls the backend of a node."""
+    return f'{node}@{backend}#{backend}'
+
+
 def keystone_url(place: layout.Layout) -> str:
     """Where Keystone answers."""
     return f'http://{place.address("control")}:{KEYSTONE_PORT}/v3'
@@ -140,7 +145,11 @@ def cinder_control(place: services.Place) -> Sections:
     return services.merged(cinder(place), {
         'DEFAULT': {'state_path': state,
                     'osapi_volume_listen': place.address,
-                    'osapi_volume_listen_port': CINDER_PORT},
+                    'osapi_volume_listen_port': CINDER_PORT,
+                    # The last lets a user of the lab name a node.
+                    'scheduler_default_filters':
+                        'AvailabilityZoneFilter,CapacityFilter,'
+                        'CapabilitiesFilter,JsonFilter'},
         'oslo_concurrency': {'lock_path': state / 'locks'},
         'coordination': {'backend_url': f'file://{state}/coordination'},
     }, place.options)

@@ -4,6 +4,7 @@
 import dataclasses
 import random
 import threading
+from typing import Any
 from typing import Callable
 
 from lab import cloud as clouds
@@ -31,7 +32,7 @@ class Fault:
     name: str
     subject: str
     hold: tuple[float, float]
-    begin: Callable[[], None]
+    begin: Callable[[], Any]
     end: Callable[[], None]
 
 
@@ -158,8 +159,9 @@ class Faults:
 
     def _power_cut(self) -> Fault:
         node = self._node()
-        return Fault(f'power of {node.name} cut', node.name, (0, 45),
-                     node.kill, node.start)
+        seed = self._random.getrandbits(32)
+        return Fault(f'power of {node.name} cut, seed {seed}', node.name,
+                     (0, 45), lambda: node.kill(seed), node.start)
 
     def _cut_nodes(self) -> Fault:
         first, second = self._random.sample(self._nodes, 2)

@@ -80,9 +80,11 @@ class Guest:
                 error, self.node.name))
         except errors.LabError as error:
             self._ledger.died()
-            if leftovers.moves(self._cloud).get(self._ledger.volume):
-                # dm-clone keeps a write for later that goes to a region which
-                # has not arrived: its map is not durable before a flush.
+            if (self.node.volatile_disks
+                    or leftovers.moves(self._cloud).get(self._ledger.volume)):
+                # On any disk dm-clone keeps a write for later that goes to a
+                # region which has not arrived: its map is not durable before
+                # a flush.
                 self._ledger.lose()
             self._journal.note('guest', 'of volume %s on %s is lost: %s' % (
                 self._ledger.volume, self.node.name, error))

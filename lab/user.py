@@ -6,6 +6,7 @@ Nova makes, with the connector that os-brick would give on the node.
 """
 
 import dataclasses
+import json
 import time
 from typing import Any
 import uuid
@@ -14,6 +15,7 @@ from keystoneauth1 import exceptions
 import tenacity
 
 from lab import cloud as clouds
+from lab import configuration
 from lab import node as nodes
 
 # Seconds
@@ -52,22 +54,21 @@ class User:
         """Create a volume and wait for it; its id.
 
         :param size: GiB
-        :param node: where; the scheduler chooses if it is None, by way of
-            switching the other nodes' backends off for a moment
+        :param node: where; the scheduler chooses if it is None
         """
-        for _attempt in range(10):
-            created = self.request_volume('of-a-user', size, volume_type)
-            self.wait_for_status(created, 'available')
-            if node is None or self.host(created) == node:
-                return created
-            self.delete_volume(created)
-        raise VolumeError('no volume came to be on %s' % node)
+        created = self.request_volume('of-a-user', size, volume_type, node)
+        self.wait_for_status(created, 'available')
+        return created
 
-    def request_volume(self, name: str, size: int, volume_type: str) -> str:
+    def request_volume(self, name: str, size: int, volume_type: str,
+                       node: str | None = None) -> str:
         """Ask for a volume of `size` GiB and don't wait; its id."""
-        return self._api.post('/volumes', json={'volume': {
-            'size': size, 'volume_type': volume_type, 'name': name,
-        }}).json()['volume']['id']
+        request: dict[str, Any] = {'volume': {
+            'size': size, 'volume_type': volume_type, 'name': name}}
+        if node:
+            request['OS-SCH-HNT:scheduler_hints'] = {'query': json.dumps(
+                ['=', '$host', configuration.pool(node, volume_type)])}
+        return self._api.post('/volumes', json=request).json()['volume']['id']
 
     def request_deletion(self, volume_id: str) -> None:
         """Ask for the end of a volume and don't wait."""

@@ -2,7 +2,8 @@
 """What the lab tests stand on: one virtual cloud for all of them.
 
 The lab is brought up by the first test and left running; its name is in
-LOCALSTOR_LAB.  After each test nothing may be left of it on any node.
+LOCALSTOR_LAB.  Its disks lose what was not flushed when their power is cut.
+After each test nothing may be left of it on any node.
 """
 
 import functools
@@ -10,6 +11,7 @@ import os
 import time
 
 import testtools
+from testtools import content
 
 from lab import cloud as clouds
 from lab import leftovers
@@ -24,7 +26,7 @@ NATIVE_THREADS = {'OS_CINDER_DISABLE_EVENTLET_PATCHING': '1'}
 def cloud():
     """The lab of all tests, up."""
     found = clouds.Cloud(os.environ.get('LOCALSTOR_LAB', 'test'))
-    found.up(nodes=3)
+    found.up(nodes=3, disks='volatile')
     # One node with eventlet, one with native threads: each test tries both.
     node = found.node('node2')
     if not NATIVE_THREADS.items() <= node.environment.items():
@@ -111,6 +113,17 @@ class LabTestCase(testtools.TestCase):
             ['sh', '-c', 'dd if=%s bs=1M count=%d skip=%d iflag=direct '
              'status=none | sha256sum' % (attachment.device, size, offset)],
             timeout=PATIENCE).stdout
+
+    # Disasters
+
+    def cut_power(self, node, lose='random'):
+        """Cut a node's power; its disks lose what was not flushed.
+
+        What decided over it is in the test's details.
+        """
+        cut = node.kill(lose=lose)
+        self.addDetail('power cut of %s' % node.name,
+                       content.text_content(str(cut)))
 
     # Moves
 

@@ -19,7 +19,8 @@ class ChaosTest(testtools.TestCase):
         name = os.environ.get('LOCALSTOR_LAB', 'test') + '-chaos'
         cloud = clouds.Cloud(name)
         self.addCleanup(cloud.down)
-        cloud.up(nodes=3, environment=chaos.ENVIRONMENT)
+        cloud.up(nodes=3, environment=chaos.ENVIRONMENT,
+                 disks='volatile')
         journal = chaos.run(cloud, chaos.Plan(minutes=1.5, seed=self.SEED),
                             sys.stdout)
         self.assertEqual([], journal.failures,

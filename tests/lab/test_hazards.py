@@ -157,7 +157,7 @@ class SplitBrainTest(HazardTestCase):
         self.wait_for('the volume stands alone',
                       lambda: not self.status(moved))
         self.write_stamp(moved, 'newer')
-        source.kill()
+        self.cut_power(source)
         source.start()
         self.wait_until_arrived(moved)
         self.assertRegex(self.log_of(source), 'is not activated: volume %s '

@@ -83,7 +83,7 @@ class InterruptedMoveTest(base.LabTestCase):
         self.assert_whole()
 
     def test_power_cut_of_the_destination(self):
-        self.destination.kill()
+        self.cut_power(self.destination)
         self.destination.start()
         self.wait_for_handle()
         self.assert_whole()
@@ -91,7 +91,7 @@ class InterruptedMoveTest(base.LabTestCase):
         self.assert_whole()
 
     def test_power_cut_of_the_source(self):
-        self.source.kill()
+        self.cut_power(self.source)
         # What has arrived is there while the rest is away.
         self.assertEqual(self.added,
                          self.checksum(self.moved, offset=1000, size=10))

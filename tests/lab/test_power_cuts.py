@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The power is cut, and disks lose what was not flushed."""
+
+import time
+
+from keystoneauth1 import exceptions
+
+from tests.lab import base
+
+WITHOUT_FLUSH = 'LAB_WITHOUT_FLUSH'
+
+
+class PowerCutTestCase(base.LabTestCase):
+
+    def restart(self, *nodes, lose='drop'):
+        """Cut the power of all nodes at once, then bring them back."""
+        for node in nodes:
+            self.cut_power(node, lose)
+        for node in nodes:
+            node.start()
+
+    def wait_for_handle(self, attachment):
+        end = time.monotonic() + base.PATIENCE
+        while attachment.node.run(['test', '-b', attachment.device],
+                                  check=False).returncode:
+            if time.monotonic() > end:
+                self.fail('%s does not come back' % attachment.device)
+            time.sleep(0.5)
+
+
+class PromiseTest(PowerCutTestCase):
+    """What was acknowledged is there, though nothing is left in a cache."""
+
+    def test_volume_that_was_made_and_grew(self):
+        volume = self.create()
+        self.user.extend_volume(volume, 2)
+        node = self.home(volume)
+        self.restart(node)
+        attachment = self.attach(volume, node)
+        self.write(attachment, offset=2000)
+        self.assertEqual(node.name, self.home(volume).name)
+
+
+class MoveTest(PowerCutTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.volume = self.create(size=2)
+        first = self.attach(self.volume, self.home(self.volume))
+        self.write(first, size=20)
+        self.content = self.checksum(first, size=20)
+        self.detach(first)
+        self.source = first.node
+        self.moved = self.attach(self.volume, self.other(first.node))
+        self.write(self.moved, offset=1000, size=10)
+        self.added = self.checksum(self.moved, offset=1000, size=10)
+
+    def assert_whole(self):
+        self.wait_for_handle(self.moved)
+        self.assertEqual(self.content, self.checksum(self.moved, size=20))
+        self.assertEqual(self.added,
+                         self.checksum(self.moved, offset=1000, size=10))
+
+    def assert_arrives(self):
+        self.assert_whole()
+        self.wait_until_arrived(self.moved)
+        self.assert_whole()
+
+    def test_both_nodes_while_the_data_arrives(self):
+        self.wait_until_hydration_runs(self.moved)
+        self.restart(self.moved.node, self.source, lose='tear')
+        self.assert_arrives()
+
+    def test_both_nodes_when_the_handle_has_just_been_swapped(self):
+        self.wait_until_hydration_runs(self.moved)
+        while self.status(self.moved):
+            time.sleep(0.05)
+        self.restart(self.moved.node, self.source)
+        self.assert_arrives()
+
+    def test_destination_when_the_source_has_just_been_removed(self):
+        self.wait_until_arrived(self.moved)
+        self.restart(self.moved.node)
+        self.assert_whole()
+
+
+class SharpnessTest(PowerCutTestCase):
+    """These tests notice a step that is recorded before it is durable."""
+
+    def configure(self, node, value):
+        node.configure(environment={WITHOUT_FLUSH: value})
+        node.service('cinder-volume').restart()
+
+    def test_driver_that_makes_nothing_durable_is_caught(self):
+        node = self.nodes[0]
+        self.addCleanup(self.configure, node, '')
+        self.configure(node, 'yes')
+        volume = self.create(node=node)
+        self.restart(node)
+        self.assertRaises(exceptions.HttpError, self.attach, volume, node)
