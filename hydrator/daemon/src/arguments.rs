@@ -27,8 +27,11 @@ pub struct Arguments {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Serve a volume, in the foreground
-    Run(Box<Settings>),
+    /// Serve a volume; print the device's path when it is usable
+    Run(Box<Launch>),
+    /// Serve a volume, and again whenever that ends before the move does
+    #[command(hide = true)]
+    Supervise(Box<Launch>),
     /// Show how far the move is, as JSON
     Status(Place),
     /// Begin to copy: from now on the source does not change
@@ -89,6 +92,27 @@ pub enum FrontendKind {
     Nbd,
     /// An NBD server on the socket "nbd" in the runtime directory
     Socket,
+}
+
+/// Where to serve a volume: in the foreground, or behind a supervisor.
+///
+/// Exit status: 0 when the move is ended (with --detach: when the device is
+/// usable), 1 after a failure, 2 for wrong arguments, 3 when the device was
+/// left to a successor after SIGTERM, 4 when the patience of --detach has ended.
+#[derive(Args, Clone, Debug)]
+pub struct Launch {
+    /// How to serve it.
+    #[command(flatten)]
+    pub settings: Settings,
+    /// Serve in the background and start again whatever dies, until the move is
+    /// ended; return when the device is usable, and print its path. If that is
+    /// so already, do nothing else. Logs to the file "log" in the runtime
+    /// directory
+    #[arg(long)]
+    pub detach: bool,
+    /// How long --detach waits for the device
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
+    pub patience: Duration,
 }
 
 /// How to serve a volume.

@@ -3,14 +3,22 @@
 //!
 //! [`engine`] carries out what the core decides, [`serve`] is the loop that
 //! connects it with a frontend and with who controls it, and [`protocol`] is
-//! what these say. [`offline`] reads the metadata of a move that nobody serves.
+//! what these say. [`launcher`] starts a [`supervisor`] in the background, which
+//! starts the serving process as often as it takes. [`offline`] reads the
+//! metadata of a move that nobody serves.
 
 pub mod arguments;
 pub mod client;
 mod control;
 mod engine;
+pub mod exit;
+pub mod launcher;
 pub mod offline;
 pub mod protocol;
 mod rate;
 mod runtime;
 pub mod serve;
+pub mod supervisor;
+
+/// What the line of an error begins with, on stderr.
+pub const ERROR_PREFIX: &str = "localstor-hydrator: ";

@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use localstor_hydrator::arguments::{Arguments, Command};
 use localstor_hydrator::protocol::Request;
-use localstor_hydrator::{client, offline, serve};
+use localstor_hydrator::serve::End;
+use localstor_hydrator::{ERROR_PREFIX, client, exit, launcher, offline, serve, supervisor};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -22,7 +23,7 @@ fn main() -> ExitCode {
     match carry_out(arguments.command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("localstor-hydrator: {error:#}");
+            eprintln!("{ERROR_PREFIX}{error:#}");
             ExitCode::FAILURE
         }
     }
@@ -30,7 +31,17 @@ fn main() -> ExitCode {
 
 fn carry_out(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Run(settings) => serve::run(&settings)?,
+        Command::Run(launch) if launch.detach => match launcher::launch(&launch)? {
+            Some(device) => println!("{device}"),
+            None => return Ok(ExitCode::from(exit::NOT_YET)),
+        },
+        Command::Run(launch) => match serve::run(&launch.settings)? {
+            End::Removal => {}
+            End::Departure => return Ok(ExitCode::from(exit::DEPARTED)),
+        },
+        Command::Supervise(launch) => {
+            return supervisor::supervise(&launch.settings).map(ExitCode::from);
+        }
         Command::Status(place) => client::ask(&place.runtime, &Request::Status)?,
         Command::Start(place) => client::ask(&place.runtime, &Request::Start)?,
         Command::Throttle(throttle) => client::ask(

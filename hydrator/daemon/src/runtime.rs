@@ -2,11 +2,17 @@
 //! The runtime directory: how others find a hydrator, and how it finds the
 //! device of its predecessor.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use tracing::warn;
 
+use crate::ERROR_PREFIX;
 use crate::arguments::FrontendKind;
 
 /// The control socket's name.
@@ -15,6 +21,14 @@ pub(crate) const CONTROL: &str = "control";
 const DEVICE: &str = "device";
 /// The name of the NBD socket.
 const SOCKET: &str = "nbd";
+/// The names of what a supervisor has there: its lock, the log, and the log
+/// before that one.
+const LOCK: &str = "lock";
+const LOG: &str = "log";
+const OLD_LOG: &str = "log.old";
+
+/// How long the log may become, in bytes.
+const LONGEST_LOG: u64 = 1 << 20;
 
 /// A runtime directory.
 pub(crate) struct Runtime {
@@ -24,11 +38,103 @@ pub(crate) struct Runtime {
 impl Runtime {
     /// Makes it, unless it is there.
     pub(crate) fn open(directory: &Path) -> anyhow::Result<Runtime> {
-        std::fs::create_dir_all(directory)
-            .with_context(|| format!("cannot make {}", directory.display()))?;
-        Ok(Runtime {
+        let runtime = Runtime {
             directory: directory.to_owned(),
+        };
+        runtime.make()?;
+        Ok(runtime)
+    }
+
+    fn make(&self) -> anyhow::Result<()> {
+        std::fs::create_dir_all(&self.directory)
+            .with_context(|| format!("cannot make {}", self.directory.display()))
+    }
+
+    /// Where it is.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Takes the supervisor's lock, and leaves its process id there; None if
+    /// another process has it.
+    pub(crate) fn lock(&self) -> anyhow::Result<Option<File>> {
+        let path = self.directory.join(LOCK);
+        loop {
+            // A move that ends takes the directory away.
+            self.make()?;
+            let mut file = match File::options().create(true).append(true).open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                other => other.with_context(|| format!("cannot open {}", path.display()))?,
+            };
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                other => other.with_context(|| format!("cannot lock {}", path.display()))?,
+            }
+            let inode = |found: std::fs::Metadata| (found.dev(), found.ino());
+            if std::fs::metadata(&path).ok().map(inode) == file.metadata().ok().map(inode) {
+                file.set_len(0)
+                    .and_then(|()| writeln!(file, "{}", std::process::id()))
+                    .with_context(|| format!("cannot write {}", path.display()))?;
+                return Ok(Some(file));
+            }
+        }
+    }
+
+    /// Whether a supervisor has its lock on this directory.
+    pub(crate) fn is_supervised(directory: &Path) -> bool {
+        File::open(directory.join(LOCK)).is_ok_and(|file| {
+            flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
         })
+    }
+
+    /// Makes the log what this process, and its children, print to.
+    pub(crate) fn take_log(&self) -> anyhow::Result<()> {
+        let path = self.directory.join(LOG);
+        let file = File::options().create(true).append(true).open(&path);
+        file.and_then(|file| {
+            rustix::stdio::dup2_stdout(&file)?;
+            rustix::stdio::dup2_stderr(&file)?;
+            Ok(())
+        })
+        .with_context(|| format!("cannot log to {}", path.display()))
+    }
+
+    /// The length of the log, in bytes.
+    pub(crate) fn log_size(directory: &Path) -> u64 {
+        std::fs::metadata(directory.join(LOG)).map_or(0, |found| found.len())
+    }
+
+    /// Begins the log anew when it is long. Its file stays the same, because
+    /// processes have it open; what they print meanwhile may be lost.
+    pub(crate) fn limit_log(&self) {
+        if Runtime::log_size(&self.directory) <= LONGEST_LOG {
+            return;
+        }
+        let (log, old) = (self.directory.join(LOG), self.directory.join(OLD_LOG));
+        let renewed = std::fs::copy(&log, &old)
+            .and_then(|_| File::options().write(true).open(&log)?.set_len(0));
+        if let Err(error) = renewed {
+            warn!("cannot begin {} anew: {error}", log.display());
+        }
+    }
+
+    /// The last error in a log, behind its first `begin` bytes.
+    pub(crate) fn last_error(directory: &Path, begin: u64) -> Option<String> {
+        let mut file = File::open(directory.join(LOG)).ok()?;
+        // It may have begun anew.
+        let begin = if file.metadata().ok()?.len() < begin {
+            0
+        } else {
+            begin
+        };
+        file.seek(SeekFrom::Start(begin)).ok()?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).ok()?;
+        let text = String::from_utf8_lossy(&text);
+        let mut errors = text
+            .lines()
+            .filter_map(|line| line.strip_prefix(ERROR_PREFIX));
+        errors.next_back().map(str::to_owned)
     }
 
     pub(crate) fn control(&self) -> PathBuf {
@@ -64,9 +170,10 @@ impl Runtime {
             .with_context(|| format!("cannot make {}", shown.display()))
     }
 
-    /// Removes what is in it, and the directory if nothing else is.
+    /// Removes what is in it, and the directory if nothing else is. The control
+    /// socket goes last: nobody begins anew here before the rest is gone.
     pub(crate) fn remove(&self) -> anyhow::Result<()> {
-        for name in [DEVICE, CONTROL, SOCKET] {
+        for name in [DEVICE, SOCKET, LOG, OLD_LOG, LOCK, CONTROL] {
             remove(&self.directory.join(name))?;
         }
         let _ = std::fs::remove_dir(&self.directory);

@@ -6,6 +6,7 @@
 //! *finish* or an *abort* removes the device. A SIGTERM or SIGINT leaves it to
 //! a successor: requests wait until then, as they do after a crash.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -45,7 +46,7 @@ const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
 /// What ends the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+pub enum End {
     /// The device goes, too.
     Removal,
     /// The device stays for a successor.
@@ -82,7 +83,7 @@ struct Server {
 ///
 /// # Errors
 /// What can't work, naming the disk or the device; what has failed.
-pub fn run(settings: &Settings) -> anyhow::Result<()> {
+pub fn run(settings: &Settings) -> anyhow::Result<End> {
     let leaving = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&leaving))
@@ -90,14 +91,17 @@ pub fn run(settings: &Settings) -> anyhow::Result<()> {
     }
     let mut server = Server::prepare(settings)?;
     stay_in_memory();
-    while !server.is_over() {
+    loop {
         if leaving.swap(false, Ordering::Relaxed) && server.end.is_none() {
             info!("leaving; the device waits for a successor");
             server.end = Some(End::Departure);
         }
+        if let Some(end) = server.reached() {
+            server.conclude(end)?;
+            return Ok(end);
+        }
         server.turn()?;
     }
-    server.conclude()
 }
 
 impl Server {
@@ -147,16 +151,16 @@ impl Server {
         Time(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    fn is_over(&self) -> bool {
+    /// Its end, when nothing is left to be done for it.
+    fn reached(&self) -> Option<End> {
         let removed = self
             .frontend
             .as_ref()
             .is_none_or(|frontend| frontend.stage() == Stage::Gone);
-        match self.end {
-            None => false,
-            Some(End::Departure) => self.closed || !self.open,
-            Some(End::Removal) => removed && (self.closed || !self.open),
-        }
+        self.end.filter(|end| {
+            let closed = self.closed || !self.open;
+            closed && (*end == End::Departure || removed)
+        })
     }
 
     /// Waits for something to happen, and deals with all that has.
@@ -319,6 +323,8 @@ impl Server {
         if let Some(frontend) = &self.frontend {
             if !self.shown && frontend.stage() == Stage::Ready {
                 self.shown = true;
+                // A supervisor wants to know; it may be gone.
+                let _ = writeln!(std::io::stdout(), "{}", frontend.device().display());
                 info!(
                     "{} is usable after {:?}",
                     frontend.device().display(),
@@ -425,7 +431,7 @@ impl Server {
             device: self
                 .frontend
                 .as_ref()
-                .filter(|frontend| frontend.stage() == Stage::Ready)
+                .filter(|frontend| self.shown && frontend.stage() == Stage::Ready)
                 .map(|frontend| frontend.device().display().to_string()),
             size: self.geometry.size,
             local: self.geometry.size.saturating_sub(progress.remote),
@@ -460,8 +466,8 @@ impl Server {
         }
     }
 
-    fn conclude(mut self) -> anyhow::Result<()> {
-        if self.end == Some(End::Removal) {
+    fn conclude(mut self, end: End) -> anyhow::Result<()> {
+        if end == End::Removal {
             self.runtime.remove()?;
             for client in std::mem::take(&mut self.ending) {
                 self.control.answer(&mut self.ring, client, &Answer::ok());
@@ -594,7 +600,7 @@ fn holder(device: &std::path::Path) -> Option<String> {
 
 /// A process that serves a disk must not need memory to be written to disk
 /// before it can go on.
-fn stay_in_memory() {
+pub(crate) fn stay_in_memory() {
     // SAFETY: takes no pointers.
     if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) } != 0 {
         warn!(

@@ -4,12 +4,13 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_localstor-hydrator");
@@ -22,6 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Move {
     folder: PathBuf,
     process: Option<Child>,
+    detached: bool,
 }
 
 impl Move {
@@ -42,6 +44,7 @@ impl Move {
         Move {
             folder,
             process: None,
+            detached: false,
         }
     }
 
@@ -54,7 +57,11 @@ impl Move {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(PROGRAM);
+        self.command_of(Path::new(PROGRAM))
+    }
+
+    fn command_of(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
         command.args(["run", "--move", MOVE, "--new", "--frontend", "socket"]);
         for name in ["data", "metadata", "source", "runtime"] {
             command.arg(format!("--{name}")).arg(self.path(name));
@@ -69,8 +76,44 @@ impl Move {
             .append(true)
             .open(self.path("log"))
             .unwrap();
-        self.process = Some(self.command().stderr(log).spawn().unwrap());
+        let mut command = self.command();
+        let process = command.stdout(Stdio::null()).stderr(log).spawn();
+        self.process = Some(process.unwrap());
         self.wait("it is usable", |status| !status["device"].is_null());
+    }
+
+    /// Starts it in the background, unless it is there: what is printed.
+    fn detach(&mut self) -> Output {
+        self.detached = true;
+        self.command().arg("--detach").output().unwrap()
+    }
+
+    /// Starts it in the background; its process id.
+    fn served(&mut self) -> u64 {
+        let output = self.detach();
+        assert!(output.status.success(), "{output:?}");
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(printed, format!("{}\n", self.path("runtime/nbd").display()));
+        self.pid()
+    }
+
+    /// The serving process, now.
+    fn pid(&self) -> u64 {
+        let status = self.wait("an answer", |_| true);
+        status["pid"].as_u64().unwrap()
+    }
+
+    /// The serving process after `pid`, when the device is usable.
+    fn successor_of(&self, pid: u64) -> u64 {
+        let status = self.wait("a successor", |status| {
+            status["pid"] != pid && !status["device"].is_null()
+        });
+        status["pid"].as_u64().unwrap()
+    }
+
+    fn supervisor(&self) -> u64 {
+        let lock = std::fs::read_to_string(self.path("runtime/lock")).unwrap();
+        lock.trim_end().parse().unwrap()
     }
 
     /// A start that must fail; what it complains of.
@@ -102,8 +145,11 @@ impl Move {
                 }
             }
             if start.elapsed() > PATIENCE {
-                let log = std::fs::read_to_string(self.path("log")).unwrap();
-                panic!("waited for: {what}; {output:?}\n{log}");
+                let log = ["log", "runtime/log"].map(|name| {
+                    let log = std::fs::read(self.path(name)).unwrap_or_default();
+                    String::from_utf8_lossy(&log).into_owned()
+                });
+                panic!("waited for: {what}; {output:?}\n{}", log.concat());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -149,7 +195,34 @@ impl Move {
 impl Drop for Move {
     fn drop(&mut self) {
         self.kill();
+        if self.detached {
+            let lock = std::fs::read_to_string(self.path("runtime/lock")).unwrap_or_default();
+            if let Ok(supervisor) = lock.trim_end().parse() {
+                send(supervisor, Signal::TERM);
+            }
+            self.ask(&["abort"]);
+        }
     }
+}
+
+/// Sends a signal to a process that may be gone.
+fn send(pid: u64, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    let _ = kill_process(pid, signal);
+}
+
+/// Waits until a process has ended; nobody may have asked for its status.
+fn await_end(pid: u64) {
+    let start = Instant::now();
+    let state = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    while !matches!(state().rsplit(") ").next(), None | Some("")) && !state().contains(") Z ") {
+        assert!(start.elapsed() < PATIENCE, "process {pid} does not end");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn complaint(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// What a client on the control socket is told.
@@ -332,4 +405,234 @@ fn metadata_of_another_move_are_refused() {
     assert!(!output.status.success());
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(complaint.contains("--new"), "{complaint}");
+}
+
+#[test]
+fn who_detaches_gets_a_device_that_is_usable_and_survives_the_end_of_the_move_only() {
+    for (name, verb) in [("detached-abort", "abort"), ("detached-finish", "finish")] {
+        let mut volume = Move::new(name);
+        volume.served();
+        let supervisor = volume.supervisor();
+        let mut expected = volume.content("source");
+        assert!(volume.seen() == expected);
+        volume.qemu(&["write -P 0x5c 512 1M", "flush"]);
+        expected[512..512 + MIB as usize].fill(0x5c);
+        if verb == "finish" {
+            volume.must(&["start"]);
+            volume.wait("all is local", |status| status["state"] == "done");
+        }
+        volume.must(&[verb]);
+        assert!(!volume.path("runtime").exists());
+        await_end(supervisor);
+        assert!(!volume.path("runtime").exists());
+        assert_eq!(volume.content("data") == expected, verb == "finish");
+    }
+}
+
+#[test]
+fn a_killed_process_has_a_successor_by_itself() {
+    let mut volume = Move::new("detached-killed");
+    let mut pid = volume.served();
+    for round in 0..3u8 {
+        let write = format!("write -P {} {round}M 300k", 0x10 + round);
+        volume.qemu(&[&write, "flush"]);
+        send(pid, Signal::KILL);
+        pid = volume.successor_of(pid);
+        let read = write.replace("write", "read");
+        volume.qemu(&[&read]);
+    }
+}
+
+#[test]
+fn a_process_without_its_supervisor_is_taken_for_running() {
+    let mut volume = Move::new("detached-orphan");
+    let pid = volume.served();
+    let supervisor = volume.supervisor();
+    send(supervisor, Signal::KILL);
+    await_end(supervisor);
+    assert_eq!(volume.served(), pid);
+    // Nobody starts it again, until somebody asks for it.
+    send(pid, Signal::KILL);
+    await_end(pid);
+    assert!(!volume.ask(&["status"]).status.success());
+    let pid = volume.served();
+    assert_ne!(volume.supervisor(), supervisor);
+    send(pid, Signal::KILL);
+    volume.successor_of(pid);
+}
+
+#[test]
+fn many_starts_are_one() {
+    let mut volume = Move::new("detached-many");
+    volume.detached = true;
+    let starts: Vec<_> = (0..4)
+        .map(|_| {
+            let mut command = volume.command();
+            let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            piped.arg("--detach").spawn().unwrap()
+        })
+        .collect();
+    for start in starts {
+        let output = start.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(
+            printed.trim_end(),
+            volume.path("runtime/nbd").to_str().unwrap()
+        );
+    }
+    let (pid, supervisor) = (volume.pid(), volume.supervisor());
+    assert_eq!(volume.served(), pid);
+    assert_eq!(volume.supervisor(), supervisor);
+    let log = std::fs::read_to_string(volume.path("runtime/log")).unwrap();
+    assert_eq!(log.matches("is usable after").count(), 1, "{log}");
+}
+
+#[test]
+fn another_move_in_the_same_place_is_refused() {
+    let mut volume = Move::new("detached-other");
+    let pid = volume.served();
+    let other = MOVE.replace("a6f0", "b6f0");
+    let mut command = Command::new(PROGRAM);
+    command.args(["run", "--detach", "--move", &other, "--frontend", "socket"]);
+    for name in ["data", "metadata", "source", "runtime"] {
+        command.arg(format!("--{name}")).arg(volume.path(name));
+    }
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let complaint = complaint(&output);
+    assert!(
+        complaint.contains(MOVE) && complaint.contains(&other),
+        "{complaint}"
+    );
+    assert_eq!(volume.pid(), pid);
+}
+
+#[test]
+fn what_can_not_begin_says_why_and_ends() {
+    let mut volume = Move::new("detached-bad");
+    std::fs::remove_file(volume.path("source")).unwrap();
+    let output = volume.detach();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty());
+    let reason = complaint(&output);
+    assert_eq!(reason.lines().count(), 1, "{reason}");
+    let source = volume.path("source").display().to_string();
+    assert!(
+        reason.contains(&format!("cannot open {source}")),
+        "{reason}"
+    );
+    await_end(volume.supervisor());
+    // Mended, it begins as if nothing had been.
+    std::fs::write(volume.path("source"), vec![0; SIZE as usize]).unwrap();
+    volume.served();
+}
+
+#[test]
+fn what_has_worked_is_tried_again_after_a_failure() {
+    let mut volume = Move::new("detached-failed");
+    let pid = volume.served();
+    std::fs::rename(volume.path("source"), volume.path("elsewhere")).unwrap();
+    send(pid, Signal::KILL);
+    let start = Instant::now();
+    let log = || std::fs::read_to_string(volume.path("runtime/log")).unwrap();
+    while log().matches("a successor in").count() < 3 {
+        assert!(start.elapsed() < PATIENCE, "{}", log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(log().contains("died of signal 9"), "{}", log());
+    assert!(log().contains("has failed: cannot open"), "{}", log());
+    std::fs::rename(volume.path("elsewhere"), volume.path("source")).unwrap();
+    volume.successor_of(pid);
+}
+
+#[test]
+fn who_leaves_has_the_program_of_now_as_its_successor() {
+    let mut volume = Move::new("detached-upgrade");
+    volume.detached = true;
+    let program = volume.path("program");
+    std::os::unix::fs::symlink(PROGRAM, &program).unwrap();
+    let mut command = volume.command_of(&program);
+    let output = command.arg("--detach").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let pid = volume.pid();
+    let upgrade = format!("#!/bin/sh\necho upgraded >&2\nexec {PROGRAM} \"$@\"\n");
+    std::fs::remove_file(&program).unwrap();
+    std::fs::write(&program, upgrade).unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    send(pid, Signal::TERM);
+    volume.successor_of(pid);
+    let log = std::fs::read_to_string(volume.path("runtime/log")).unwrap();
+    assert!(log.contains("upgraded"), "{log}");
+}
+
+#[test]
+fn a_supervisor_that_is_ended_takes_its_process_along() {
+    let mut volume = Move::new("detached-ended");
+    let pid = volume.served();
+    let supervisor = volume.supervisor();
+    volume.qemu(&["write -P 0x5c 512 1M", "flush"]);
+    send(supervisor, Signal::TERM);
+    await_end(supervisor);
+    await_end(pid);
+    assert!(!volume.ask(&["status"]).status.success());
+    assert_ne!(volume.served(), pid);
+    volume.qemu(&["read -P 0x5c 512 1M"]);
+}
+
+#[test]
+fn an_end_by_a_signal_is_told_from_the_end_of_the_move() {
+    let mut volume = Move::new("departed");
+    volume.start();
+    let pid = volume.pid();
+    send(pid, Signal::TERM);
+    let status = volume.process.take().unwrap().wait().unwrap();
+    assert_eq!(status.code(), Some(3));
+}
+
+#[test]
+fn patience_ends_before_the_work_does() {
+    let mut volume = Move::new("detached-patience");
+    volume.detached = true;
+    let data = std::fs::File::open(volume.path("data")).unwrap();
+    rustix::fs::flock(&data, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mut command = volume.command();
+    let output = command
+        .args(["--detach", "--patience", "1"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(4), "{output:?}");
+    assert!(output.stdout.is_empty());
+    let complaint = complaint(&output);
+    assert!(
+        complaint.contains("localstor-hydrator status"),
+        "{complaint}"
+    );
+    drop(data);
+    volume.wait("it is usable", |status| !status["device"].is_null());
+    volume.served();
+}
+
+#[test]
+fn a_long_log_begins_anew() {
+    let mut volume = Move::new("detached-log");
+    volume.served();
+    let log = volume.path("runtime/log");
+    let mut file = std::fs::File::options().append(true).open(&log).unwrap();
+    file.write_all(&vec![b'x'; MIB as usize]).unwrap();
+    let start = Instant::now();
+    while std::fs::metadata(&log).unwrap().len() > 0 {
+        assert!(start.elapsed() < PATIENCE, "the log stays long");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let old = std::fs::read(volume.path("runtime/log.old")).unwrap();
+    assert!(old.len() as u64 > MIB);
+    // What is printed from now on is in the new one.
+    let pid = volume.pid();
+    send(pid, Signal::KILL);
+    volume.successor_of(pid);
+    let log = std::fs::read_to_string(&log).unwrap();
+    assert!(log.contains("died of signal 9"), "{log}");
+    volume.must(&["abort"]);
+    assert!(!volume.path("runtime").exists());
 }
