@@ -4,8 +4,10 @@
 //! Connections are polled through the ring and read when something is there:
 //! nothing here is on the guest's way.
 
+use std::fs::Permissions;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
@@ -50,7 +52,10 @@ impl Control {
     pub(crate) fn listen(path: &Path, ring: &mut Ring) -> anyhow::Result<Control> {
         runtime::remove(path)?;
         let listener = UnixListener::bind(path)
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .and_then(|listener| {
+                std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+                listener.set_nonblocking(true).map(|()| listener)
+            })
             .with_context(|| format!("cannot listen on {}", path.display()))?;
         let mut control = Control {
             listener,

@@ -8,8 +8,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
+use rustix::process::umask;
 use tracing::warn;
 
 use crate::ERROR_PREFIX;
@@ -36,8 +37,14 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    /// Makes it, unless it is there.
+    /// Makes it, unless it is there. What this process makes from now on is for
+    /// its own user alone: who reaches the sockets has the guest's content.
     pub(crate) fn open(directory: &Path) -> anyhow::Result<Runtime> {
+        if let Some(parent) = directory.parent() {
+            std::fs::create_dir_all(parent)
+                .with_context(|| format!("cannot make {}", parent.display()))?;
+        }
+        umask(Mode::RWXG | Mode::RWXO);
         let runtime = Runtime {
             directory: directory.to_owned(),
         };

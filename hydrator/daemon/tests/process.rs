@@ -614,6 +614,26 @@ fn patience_ends_before_the_work_does() {
 }
 
 #[test]
+fn nobody_else_may_reach_a_volume_whatever_the_umask() {
+    let mut volume = Move::new("private");
+    volume.detached = true;
+    let mut command = Command::new("sh");
+    command.args(["-c", "umask 0; exec \"$@\"", "sh", PROGRAM]);
+    command.args(volume.command().get_args()).arg("--detach");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let mode = |name: &str| {
+        let found = std::fs::symlink_metadata(volume.path(name)).unwrap();
+        found.permissions().mode() & 0o777
+    };
+    assert_eq!(mode("runtime"), 0o700);
+    assert_eq!(mode("runtime/control"), 0o600);
+    for name in ["nbd", "log", "lock"] {
+        assert_eq!(mode(&format!("runtime/{name}")) & 0o077, 0, "{name}");
+    }
+}
+
+#[test]
 fn a_long_log_begins_anew() {
     let mut volume = Move::new("detached-log");
     volume.served();
