@@ -147,6 +147,12 @@ pub struct Settings {
     /// How to show the device
     #[arg(long, value_enum, default_value_t = FrontendKind::Auto)]
     pub frontend: FrontendKind,
+    /// Directory in which the kernel's device is marked before it has content
+    /// and until it is removed, by a link with its name ("ublkb0", "nbd3") to
+    /// the runtime directory, for a rule of udev that keeps others away from
+    /// it; no mark if not given
+    #[arg(long, value_name = "DIRECTORY")]
+    pub marks: Option<PathBuf>,
     /// Copy at most so many bytes per second
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub limit: Option<u64>,

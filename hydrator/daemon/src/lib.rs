@@ -13,6 +13,7 @@ mod control;
 mod engine;
 pub mod exit;
 pub mod launcher;
+mod marks;
 pub mod offline;
 pub mod protocol;
 mod rate;

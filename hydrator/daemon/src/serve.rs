@@ -24,6 +24,7 @@ use tracing::{error, info, warn};
 use crate::arguments::{FrontendKind, Settings};
 use crate::control::{Client, Control};
 use crate::engine::{self, Disks, Engine};
+use crate::marks::Marks;
 use crate::protocol::{Answer, Request, State, Status};
 use crate::rate::Speed;
 use crate::runtime::Runtime;
@@ -59,6 +60,7 @@ struct Server {
     ring: Ring,
     memory: Memory,
     runtime: Runtime,
+    marks: Marks,
     control: Control,
     engine: Engine,
     frontend: Option<Box<dyn Frontend>>,
@@ -107,6 +109,7 @@ pub fn run(settings: &Settings) -> anyhow::Result<End> {
 impl Server {
     fn prepare(settings: &Settings) -> anyhow::Result<Server> {
         let runtime = Runtime::open(&settings.runtime)?;
+        let marks = Marks::open(settings.marks.as_deref(), &settings.runtime)?;
         let mut ring = Ring::new(1024, false).context("cannot make a ring (io_uring)")?;
         let disks = open_disks(settings, &mut ring)?;
         let config = configure(settings, &disks)?;
@@ -127,6 +130,7 @@ impl Server {
             ring,
             memory,
             runtime,
+            marks,
             control,
             engine,
             frontend: None,
@@ -283,12 +287,32 @@ impl Server {
 
     /// Makes the device, or takes over a predecessor's.
     fn make_device(&mut self) -> anyhow::Result<()> {
-        let (kind, number) = choose(self.settings.frontend, self.runtime.predecessor());
+        let predecessor = self.runtime.predecessor();
+        let made = self.make_frontend(predecessor);
+        if made.is_err() && predecessor.is_none() {
+            self.marks.keep_only(None).context("cannot remove marks")?;
+        }
+        let frontend = made?;
+        self.marks
+            .keep_only(Some(frontend.device()))
+            .context("cannot remove marks")?;
+        // A successor must find it, whatever happens from here on.
+        self.runtime.show(frontend.device())?;
+        self.frontend = Some(frontend);
+        Ok(())
+    }
+
+    fn make_frontend(
+        &mut self,
+        predecessor: Option<(FrontendKind, u32)>,
+    ) -> anyhow::Result<Box<dyn Frontend>> {
+        let (kind, number) = choose(self.settings.frontend, predecessor);
         let frontend: Box<dyn Frontend> = match kind {
             FrontendKind::Ublk => Box::new(Ublk::start(
                 &ublk_settings(&self.settings, number, self.geometry),
                 &mut self.ring,
                 &mut self.memory,
+                |device| self.marks.take(device),
             )?),
             FrontendKind::Nbd => Box::new(Nbd::kernel(
                 number,
@@ -296,6 +320,7 @@ impl Server {
                 self.geometry,
                 &mut self.ring,
                 &mut self.memory,
+                |device| self.marks.claim(device),
             )?),
             FrontendKind::Socket | FrontendKind::Auto => {
                 let path = self.runtime.socket();
@@ -308,10 +333,7 @@ impl Server {
                 )?)
             }
         };
-        // A successor must find it, whatever happens from here on.
-        self.runtime.show(frontend.device())?;
-        self.frontend = Some(frontend);
-        Ok(())
+        Ok(frontend)
     }
 
     /// Goes on with what takes several turns.
@@ -468,6 +490,7 @@ impl Server {
 
     fn conclude(mut self, end: End) -> anyhow::Result<()> {
         if end == End::Removal {
+            self.marks.keep_only(None).context("cannot remove marks")?;
             self.runtime.remove()?;
             for client in std::mem::take(&mut self.ending) {
                 self.control.answer(&mut self.ring, client, &Answer::ok());

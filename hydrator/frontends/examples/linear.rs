@@ -52,13 +52,14 @@ fn serve(path: &Path, kind: &str, rest: &[&str]) -> Result<(), Box<dyn std::erro
     let mut memory = Memory::new(Ublk::memory(&settings).max(Nbd::memory()))?;
     ring.register_memory(memory.whole());
     let mut frontend: Box<dyn Frontend> = match (kind, rest.first()) {
-        ("ublk", _) => Box::new(Ublk::start(&settings, &mut ring, &mut memory)?),
+        ("ublk", _) => Box::new(Ublk::start(&settings, &mut ring, &mut memory, |_| Ok(()))?),
         ("nbd", _) => Box::new(Nbd::kernel(
             number()?,
             "linear",
             geometry,
             &mut ring,
             &mut memory,
+            |_| Ok(true),
         )?),
         ("socket", Some(path)) => Box::new(Nbd::listen(
             Path::new(path),

@@ -356,11 +356,13 @@ impl Ublk {
     }
 
     /// Makes a device, or takes over that of a predecessor, and begins to serve
-    /// it. It is ready when its stage says so.
+    /// it. It is ready when its stage says so. `announce` is called with the
+    /// path of the block device, before there is one that is new.
     pub fn start(
         settings: &Settings,
         ring: &mut Ring,
         memory: &mut Memory,
+        announce: impl FnOnce(&Path) -> io::Result<()>,
     ) -> Result<Ublk, FrontendError> {
         let mut control = Control::open()?;
         let found = match settings.number {
@@ -375,7 +377,11 @@ impl Ublk {
             None => (add(&mut control, settings)?, false),
         };
         let number = info.dev_id;
-        let made = Ublk::serve(settings, &info, recovering, control, ring, memory);
+        let made = announce(&path(number))
+            .map_err(|error| {
+                FrontendError::kernel(format!("cannot announce /dev/ublkb{number}"), error)
+            })
+            .and_then(|()| Ublk::serve(settings, &info, recovering, control, ring, memory));
         if made.is_err() && !recovering {
             // Nobody would ever remove it.
             delete(&mut Control::open()?, number)?;
@@ -406,7 +412,7 @@ impl Ublk {
             .map_err(|error| failed("map the requests of", error))?;
         let mut ublk = Ublk {
             number,
-            path: PathBuf::from(format!("/dev/ublkb{number}")),
+            path: path(number),
             geometry: settings.geometry,
             control,
             descriptors: Some(descriptors),
@@ -633,6 +639,11 @@ impl Frontend for Ublk {
     fn device(&self) -> &Path {
         &self.path
     }
+}
+
+/// Where the kernel puts the block device when it is started.
+fn path(number: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/ublkb{number}"))
 }
 
 /// How the block layer is told of a failure.

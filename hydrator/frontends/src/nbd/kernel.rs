@@ -105,8 +105,8 @@ fn identity_attribute(identity: &str) -> io::Result<Attribute> {
     attribute(NbdAttribute::BackendIdentifier, identity)
 }
 
-/// Sends a command, and returns the device's number if the answer has one.
-fn send(command: NbdCommand, attributes: Vec<Attribute>) -> io::Result<Option<u32>> {
+/// Sends a command.
+fn send(command: NbdCommand, attributes: Vec<Attribute>) -> io::Result<()> {
     let (router, _) =
         NlRouter::connect(NlFamily::Generic, None, Groups::empty()).map_err(io::Error::other)?;
     let family = router
@@ -125,23 +125,15 @@ fn send(command: NbdCommand, attributes: Vec<Attribute>) -> io::Result<Option<u3
             NlPayload::Payload(message),
         )
         .map_err(io::Error::other)?;
-    let mut number = None;
     for answer in answers {
-        let answer = answer.map_err(|error| match error {
+        answer.map_err(|error| match error {
             neli::err::RouterError::Nlmsgerr(refusal) => {
                 io::Error::from_raw_os_error(-refusal.error())
             }
             other => io::Error::other(other),
         })?;
-        if let Some(payload) = answer.get_payload() {
-            let attributes = payload.attrs().get_attr_handle();
-            number = attributes
-                .get_attr_payload_as::<u32>(NbdAttribute::Index)
-                .ok()
-                .or(number);
-        }
     }
-    Ok(number)
+    Ok(())
 }
 
 fn failed(what: impl Into<String>, error: io::Error) -> FrontendError {
@@ -153,22 +145,51 @@ fn failed(what: impl Into<String>, error: io::Error) -> FrontendError {
     FrontendError::kernel(what, error)
 }
 
-/// Makes a device: /dev/nbd`number`, or any that is free. Returns its number.
+/// How many devices more than there are may be made, if others are faster.
+const MORE: u32 = 64;
+
+/// The numbers of devices that nobody uses: those that are there, and then
+/// some that the kernel makes when they are asked for.
+pub(super) fn free() -> Vec<u32> {
+    let entries = std::fs::read_dir("/sys/block").into_iter().flatten();
+    let mut there: Vec<u32> = entries
+        .flatten()
+        .filter_map(|entry| {
+            entry
+                .file_name()
+                .to_str()?
+                .strip_prefix("nbd")?
+                .parse()
+                .ok()
+        })
+        .collect();
+    there.sort_unstable();
+    let next = there.last().map_or(0, |last| last + 1);
+    there.retain(|number| !pid(*number).exists());
+    there.extend(next..next + MORE);
+    there
+}
+
+/// A file that is there as long as the device is in use.
+fn pid(number: u32) -> PathBuf {
+    PathBuf::from(format!("/sys/block/nbd{number}/pid"))
+}
+
+/// Makes a device: /dev/nbd`number`.
 ///
 /// # Errors
-/// What the kernel says; that it has no NBD.
+/// That it is in use for something else; what else the kernel says; that it has
+/// no NBD.
 pub(super) fn connect(
-    number: Option<u32>,
+    number: u32,
     identity: &str,
     geometry: &Geometry,
     longest: u32,
     socket: &OwnedFd,
-) -> Result<u32, FrontendError> {
-    let name = number.map_or("an NBD device".to_owned(), |number| {
-        format!("/dev/nbd{number}")
-    });
-    let attempt = || -> io::Result<u32> {
-        let mut attributes = vec![
+) -> Result<(), FrontendError> {
+    let attempt = || -> io::Result<()> {
+        let attributes = vec![
+            attribute(NbdAttribute::Index, number)?,
             attribute(NbdAttribute::SizeBytes, geometry.size)?,
             attribute(
                 NbdAttribute::BlockSizeBytes,
@@ -180,17 +201,14 @@ pub(super) fn connect(
             identity_attribute(identity)?,
             socket_attribute(socket)?,
         ];
-        if let Some(number) = number {
-            attributes.push(attribute(NbdAttribute::Index, number)?);
-        }
-        send(NbdCommand::Connect, attributes)?
-            .or(number)
-            .ok_or_else(|| io::Error::other("the kernel did not say which device it made"))
+        send(NbdCommand::Connect, attributes)
     };
-    let number = attempt().map_err(|error| failed(format!("cannot make {name}"), error))?;
+    attempt().map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY | libc::EEXIST) => taken(number),
+        _ => failed(format!("cannot make /dev/nbd{number}"), error),
+    })?;
     set_queue(number, "max_sectors_kb", longest >> 10)?;
-    set_queue(number, "io_timeout", TIMER)?;
-    Ok(number)
+    set_queue(number, "io_timeout", TIMER)
 }
 
 /// Gives a device that has lost its connection another one.
@@ -236,17 +254,22 @@ pub(super) fn disconnect(number: u32) -> Result<(), FrontendError> {
 /// # Errors
 /// That it is in use for something else.
 pub(super) fn belongs_to(number: u32, identity: &str) -> Result<bool, FrontendError> {
-    let device = PathBuf::from(format!("/sys/block/nbd{number}"));
-    if !device.join("pid").exists() {
+    let pid = pid(number);
+    if !pid.exists() {
         return Ok(false);
     }
-    let found = std::fs::read_to_string(device.join("backend")).unwrap_or_default();
+    let found = std::fs::read_to_string(pid.with_file_name("backend")).unwrap_or_default();
     if found.trim_end() == identity {
         return Ok(true);
     }
-    Err(FrontendError::Foreign(format!(
+    Err(taken(number))
+}
+
+/// That a device is in use for something else.
+pub(super) fn taken(number: u32) -> FrontendError {
+    FrontendError::Foreign(format!(
         "/dev/nbd{number} belongs to something else; choose another number, or none"
-    )))
+    ))
 }
 
 fn set_queue(number: u32, name: &str, value: u32) -> Result<(), FrontendError> {

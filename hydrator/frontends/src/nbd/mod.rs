@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use io_uring::{opcode, types};
 use localstor_hydrator_core::{Failure, Operation, Request, Tag};
 use localstor_hydrator_disks::{Event, Memory, Owner, Ring, Span, Token};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::block::{Arrival, Frontend, FrontendError, Geometry, Outcome, Stage};
 use connection::Connection;
@@ -192,28 +192,35 @@ impl Nbd {
     /// predecessor, and serves it.
     ///
     /// `number` is the N of /dev/nbdN, any if None; `identity` tells this
-    /// volume's device from others.
+    /// volume's device from others. `claim` is called with a device's path
+    /// before it gets content, and says whether it may be used.
     pub fn kernel(
         number: Option<u32>,
         identity: &str,
         geometry: Geometry,
         ring: &mut Ring,
         memory: &mut Memory,
+        mut claim: impl FnMut(&Path) -> io::Result<bool>,
     ) -> Result<Nbd, FrontendError> {
         let (ours, theirs) = pair()?;
         let number = match number {
             Some(number) if kernel::belongs_to(number, identity)? => {
+                claimed(&mut claim, number)?;
                 kernel::reconnect(number, identity, &theirs)?;
                 number
             }
-            _ => kernel::connect(number, identity, &geometry, LONGEST, &theirs)?,
+            Some(number) if claimed(&mut claim, number)? => {
+                kernel::connect(number, identity, &geometry, LONGEST, &theirs)?;
+                number
+            }
+            Some(number) => return Err(kernel::taken(number)),
+            None => connect_any(identity, &geometry, &theirs, &mut claim)?,
         };
         let door = Door::Kernel {
             number,
             identity: identity.to_owned(),
         };
-        let path = PathBuf::from(format!("/dev/nbd{number}"));
-        let mut nbd = Nbd::new(door, path, geometry, memory)?;
+        let mut nbd = Nbd::new(door, device(number), geometry, memory)?;
         nbd.connection = Some(Connection::transmitting(ours, nbd.input));
         nbd.stage = Stage::Ready;
         nbd.advance(ring, &mut Vec::new())?;
@@ -337,6 +344,42 @@ impl Nbd {
             connection.abandon(&mut self.slots);
         }
     }
+}
+
+fn claimed(
+    claim: &mut impl FnMut(&Path) -> io::Result<bool>,
+    number: u32,
+) -> Result<bool, FrontendError> {
+    claim(&device(number))
+        .map_err(|error| FrontendError::kernel(format!("cannot claim /dev/nbd{number}"), error))
+}
+
+/// Makes a device of the first that is free. The kernel would choose one, too,
+/// but tell us only when everybody can look into it.
+fn connect_any(
+    identity: &str,
+    geometry: &Geometry,
+    socket: &OwnedFd,
+    claim: &mut impl FnMut(&Path) -> io::Result<bool>,
+) -> Result<u32, FrontendError> {
+    for number in kernel::free() {
+        if !claimed(claim, number)? {
+            continue;
+        }
+        match kernel::connect(number, identity, geometry, LONGEST, socket) {
+            Ok(()) => return Ok(number),
+            Err(FrontendError::Foreign(reason)) => debug!("{reason}"),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(FrontendError::Missing(
+        "every NBD device is in use".to_owned(),
+    ))
+}
+
+/// Where the kernel's client shows what it has connected to.
+fn device(number: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/nbd{number}"))
 }
 
 /// A request as the engine wants it, or why it is refused.
