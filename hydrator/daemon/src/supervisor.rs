@@ -132,6 +132,7 @@ pub fn supervise(settings: &Settings) -> anyhow::Result<u8> {
         return Ok(exit::SUPERVISED);
     };
     runtime.take_log()?;
+    info!("supervising the move {}", settings.move_id);
     // This keeps the supervisor itself going when memory is short, and what it
     // asks the kernel for waits for no disk: that is inherited by its children.
     // What can't be promised then is their start. The kernel needs pages for a

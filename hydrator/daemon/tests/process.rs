@@ -451,6 +451,7 @@ fn a_process_without_its_supervisor_is_taken_for_running() {
     send(supervisor, Signal::KILL);
     await_end(supervisor);
     assert_eq!(volume.served(), pid);
+    assert_eq!(volume.supervisor(), supervisor);
     // Nobody starts it again, until somebody asks for it.
     send(pid, Signal::KILL);
     await_end(pid);
@@ -485,6 +486,7 @@ fn many_starts_are_one() {
     assert_eq!(volume.served(), pid);
     assert_eq!(volume.supervisor(), supervisor);
     let log = std::fs::read_to_string(volume.path("runtime/log")).unwrap();
+    assert_eq!(log.matches("supervising").count(), 1, "{log}");
     assert_eq!(log.matches("is usable after").count(), 1, "{log}");
 }
 
