@@ -485,6 +485,11 @@ fn many_starts_are_one() {
     let (pid, supervisor) = (volume.pid(), volume.supervisor());
     assert_eq!(volume.served(), pid);
     assert_eq!(volume.supervisor(), supervisor);
+    // Even those that begin at the same moment
+    let mut late = Command::new(PROGRAM);
+    late.arg("supervise")
+        .args(volume.command().get_args().skip(1));
+    assert_eq!(late.output().unwrap().status.code(), Some(5));
     let log = std::fs::read_to_string(volume.path("runtime/log")).unwrap();
     assert_eq!(log.matches("supervising").count(), 1, "{log}");
     assert_eq!(log.matches("is usable after").count(), 1, "{log}");
