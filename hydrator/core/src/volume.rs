@@ -469,7 +469,8 @@ impl Volume {
         }
         [
             self.source.wake_at(),
-            self.hydration.wake_at,
+            // Nothing is copied any more when the volume is being closed.
+            self.hydration.wake_at.filter(|_| !self.closing),
             self.checkpoint.wake_at,
         ]
         .into_iter()

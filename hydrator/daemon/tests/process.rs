@@ -574,6 +574,20 @@ fn who_leaves_has_the_program_of_now_as_its_successor() {
 }
 
 #[test]
+fn who_leaves_in_mid_move_leaves_soon_however_slow_the_move_is() {
+    let mut volume = Move::new("detached-slow");
+    let mut pid = volume.served();
+    for round in 0..8u8 {
+        volume.must(&["throttle", "--limit", "1M", "--minimum", "1M"]);
+        volume.must(&["start"]);
+        // What is to be recorded at the end
+        volume.qemu(&[&format!("write -P 0x5c {round}M 1M")]);
+        send(pid, Signal::TERM);
+        pid = volume.successor_of(pid);
+    }
+}
+
+#[test]
 fn a_supervisor_that_is_ended_takes_its_process_along() {
     let mut volume = Move::new("detached-ended");
     let pid = volume.served();

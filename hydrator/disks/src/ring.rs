@@ -199,8 +199,10 @@ impl Ring {
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.refill()?;
         let ready = !self.ring.completion().is_empty();
-        let wanted = usize::from(!ready && timeout != Some(Duration::ZERO));
+        let wanted = usize::from(!ready);
         let result = match timeout {
+            // Also without waiting: the kernel posts completions only to who
+            // asks for some (DEFER_TASKRUN).
             Some(limit) if wanted == 1 => {
                 let limit = types::Timespec::from(limit);
                 let arguments = types::SubmitArgs::new().timespec(&limit);
@@ -296,5 +298,19 @@ mod tests {
         let mut ring = Ring::new(8, false).unwrap();
         ring.wait(Some(Duration::from_millis(1))).unwrap();
         assert!(ring.next_event().is_none());
+    }
+
+    #[test]
+    fn who_does_not_wait_sees_what_has_completed() {
+        let (reader, mut writer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut ring = Ring::new(8, false).unwrap();
+        let poll = opcode::PollAdd::new(types::Fd(reader.as_raw_fd()), libc::POLLIN as u32);
+        // SAFETY: a poll points to no memory.
+        unsafe { ring.push(poll.build(), Token::new(Owner::Control, 7)) };
+        ring.wait(Some(Duration::ZERO)).unwrap();
+        assert!(ring.next_event().is_none());
+        io::Write::write_all(&mut writer, b"x").unwrap();
+        ring.wait(Some(Duration::ZERO)).unwrap();
+        assert_eq!(ring.next_event().map(|event| event.token.detail()), Some(7));
     }
 }
