@@ -40,7 +40,8 @@ pub enum Command {
     Throttle(Throttle),
     /// End a move that is complete: remove the device, end the process
     Finish(Place),
-    /// End a move as it is: remove the device, end the process
+    /// End a move as it is: remove the device, end the process. Removes what a
+    /// process has left that died for good, too
     Abort(Place),
     /// Print the metadata of a move that nobody serves, as JSON
     Dump(Metadata),
@@ -180,7 +181,7 @@ impl std::fmt::Display for MoveId {
     }
 }
 
-fn move_id(text: &str) -> Result<MoveId, String> {
+pub(crate) fn move_id(text: &str) -> Result<MoveId, String> {
     let wrong = || format!("\"{text}\" is no UUID");
     let digits: Vec<u32> = text
         .chars()

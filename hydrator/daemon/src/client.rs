@@ -29,6 +29,11 @@ pub fn ask(runtime: &Path, request: &Request) -> anyhow::Result<()> {
     }
 }
 
+/// Whether a hydrator is there to be asked.
+pub(crate) fn answers(runtime: &Path) -> bool {
+    UnixStream::connect(runtime.join(CONTROL)).is_ok()
+}
+
 /// The status of the hydrator in `runtime`; None if none answers promptly.
 pub(crate) fn status(runtime: &Path) -> Option<Status> {
     match exchange(runtime, &Request::Status, Some(PROMPTLY)) {

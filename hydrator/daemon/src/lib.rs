@@ -13,6 +13,7 @@ mod control;
 mod engine;
 pub mod exit;
 pub mod launcher;
+pub mod leftover;
 mod marks;
 pub mod offline;
 pub mod protocol;

@@ -8,7 +8,7 @@ use clap::{CommandFactory, Parser};
 use localstor_hydrator::arguments::{Arguments, Command};
 use localstor_hydrator::protocol::Request;
 use localstor_hydrator::serve::End;
-use localstor_hydrator::{ERROR_PREFIX, client, exit, launcher, offline, serve, supervisor};
+use localstor_hydrator::{ERROR_PREFIX, client, exit, launcher, leftover, offline, serve, supervisor};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -52,7 +52,7 @@ fn carry_out(command: Command) -> anyhow::Result<ExitCode> {
             },
         )?,
         Command::Finish(place) => client::ask(&place.runtime, &Request::Finish)?,
-        Command::Abort(place) => client::ask(&place.runtime, &Request::Abort)?,
+        Command::Abort(place) => leftover::abort(&place.runtime)?,
         Command::Dump(disk) => offline::dump(&disk.metadata, &mut std::io::stdout().lock())?,
         Command::Check(disk) => {
             let sound = offline::check(&disk.metadata, &mut std::io::stdout().lock())?;

@@ -14,7 +14,7 @@ use rustix::process::umask;
 use tracing::warn;
 
 use crate::ERROR_PREFIX;
-use crate::arguments::FrontendKind;
+use crate::arguments::{FrontendKind, MoveId, move_id};
 
 /// The control socket's name.
 pub(crate) const CONTROL: &str = "control";
@@ -27,6 +27,8 @@ const SOCKET: &str = "nbd";
 const LOCK: &str = "lock";
 const LOG: &str = "log";
 const OLD_LOG: &str = "log.old";
+/// The name of the file with the id of the move.
+const MOVE: &str = "move";
 
 /// How long the log may become, in bytes.
 const LONGEST_LOG: u64 = 1 << 20;
@@ -154,8 +156,8 @@ impl Runtime {
 
     /// The device of a predecessor: its kind and number.
     pub(crate) fn predecessor(&self) -> Option<(FrontendKind, u32)> {
-        let target = std::fs::read_link(self.directory.join(DEVICE)).ok()?;
-        let target = target.to_str()?;
+        let device = self.device()?;
+        let target = device.to_str()?;
         for (prefix, kind) in [
             ("/dev/ublkb", FrontendKind::Ublk),
             ("/dev/nbd", FrontendKind::Nbd),
@@ -167,8 +169,29 @@ impl Runtime {
         None
     }
 
+    /// The directory of a hydrator that was there, None if it is gone.
+    pub(crate) fn find(directory: &Path) -> Option<Runtime> {
+        directory.is_dir().then(|| Runtime {
+            directory: directory.to_owned(),
+        })
+    }
+
+    /// The device that is shown.
+    pub(crate) fn device(&self) -> Option<PathBuf> {
+        std::fs::read_link(self.directory.join(DEVICE)).ok()
+    }
+
+    /// The move whose device is shown.
+    pub(crate) fn move_id(&self) -> Option<MoveId> {
+        let text = std::fs::read_to_string(self.directory.join(MOVE)).ok()?;
+        move_id(text.trim()).ok()
+    }
+
     /// Shows the device to others, and to a successor.
-    pub(crate) fn show(&self, device: &Path) -> anyhow::Result<()> {
+    pub(crate) fn show(&self, device: &Path, move_id: MoveId) -> anyhow::Result<()> {
+        let path = self.directory.join(MOVE);
+        std::fs::write(&path, format!("{move_id}\n"))
+            .with_context(|| format!("cannot write {}", path.display()))?;
         let draft = self.directory.join(format!("{DEVICE}.new"));
         let shown = self.directory.join(DEVICE);
         remove(&draft)?;
@@ -180,7 +203,7 @@ impl Runtime {
     /// Removes what is in it, and the directory if nothing else is. The control
     /// socket goes last: nobody begins anew here before the rest is gone.
     pub(crate) fn remove(&self) -> anyhow::Result<()> {
-        for name in [DEVICE, SOCKET, LOG, OLD_LOG, LOCK, CONTROL] {
+        for name in [DEVICE, MOVE, SOCKET, LOG, OLD_LOG, LOCK, CONTROL] {
             remove(&self.directory.join(name))?;
         }
         let _ = std::fs::remove_dir(&self.directory);
@@ -204,14 +227,16 @@ mod tests {
 
     #[test]
     fn a_successor_finds_the_device() {
+        const ID: MoveId = MoveId([7; 16]);
         let folder = tempfile::tempdir().unwrap();
         let runtime = Runtime::open(&folder.path().join("volume")).unwrap();
         assert_eq!(runtime.predecessor(), None);
-        runtime.show(Path::new("/dev/ublkb7")).unwrap();
+        runtime.show(Path::new("/dev/ublkb7"), ID).unwrap();
         assert_eq!(runtime.predecessor(), Some((FrontendKind::Ublk, 7)));
-        runtime.show(Path::new("/dev/nbd12")).unwrap();
+        assert_eq!(runtime.move_id(), Some(ID));
+        runtime.show(Path::new("/dev/nbd12"), ID).unwrap();
         assert_eq!(runtime.predecessor(), Some((FrontendKind::Nbd, 12)));
-        runtime.show(Path::new("/run/x/nbd")).unwrap();
+        runtime.show(Path::new("/run/x/nbd"), ID).unwrap();
         assert_eq!(runtime.predecessor(), None);
         runtime.remove().unwrap();
         assert!(!folder.path().join("volume").exists());

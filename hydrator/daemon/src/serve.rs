@@ -21,7 +21,7 @@ use localstor_hydrator_frontends::ublk::{self, Ublk};
 use localstor_hydrator_frontends::{Arrival, Frontend, Geometry, Outcome, Stage};
 use tracing::{error, info, warn};
 
-use crate::arguments::{FrontendKind, Settings};
+use crate::arguments::{FrontendKind, MoveId, Settings};
 use crate::control::{Client, Control};
 use crate::engine::{self, Disks, Engine};
 use crate::marks::Marks;
@@ -297,7 +297,8 @@ impl Server {
             .keep_only(Some(frontend.device()))
             .context("cannot remove marks")?;
         // A successor must find it, whatever happens from here on.
-        self.runtime.show(frontend.device())?;
+        self.runtime
+            .show(frontend.device(), self.settings.move_id)?;
         self.frontend = Some(frontend);
         Ok(())
     }
@@ -316,7 +317,7 @@ impl Server {
             )?),
             FrontendKind::Nbd => Box::new(Nbd::kernel(
                 number,
-                &format!("localstor-{}", self.settings.move_id),
+                &nbd_identity(self.settings.move_id),
                 self.geometry,
                 &mut self.ring,
                 &mut self.memory,
@@ -588,15 +589,25 @@ fn open_volume(
 }
 
 fn ublk_settings(settings: &Settings, number: Option<u32>, geometry: Geometry) -> ublk::Settings {
-    let mut identity = [0; 8];
-    identity.copy_from_slice(&settings.move_id.0[..8]);
     ublk::Settings {
         number,
-        identity: u64::from_le_bytes(identity),
+        identity: ublk_identity(settings.move_id),
         geometry,
         depth: UBLK_DEPTH,
         longest: UBLK_LONGEST,
     }
+}
+
+/// What tells a move's device from others, as ublk keeps it.
+pub(crate) fn ublk_identity(move_id: MoveId) -> u64 {
+    let mut identity = [0; 8];
+    identity.copy_from_slice(&move_id.0[..8]);
+    u64::from_le_bytes(identity)
+}
+
+/// The same, as the kernel's NBD client keeps it.
+pub(crate) fn nbd_identity(move_id: MoveId) -> String {
+    format!("localstor-{move_id}")
 }
 
 /// What kind of device to show, and which number it has already.
@@ -614,7 +625,7 @@ fn choose(
 }
 
 /// What else holds a block device: a device-mapper node, usually.
-fn holder(device: &std::path::Path) -> Option<String> {
+pub(crate) fn holder(device: &std::path::Path) -> Option<String> {
     let name = device.file_name()?.to_str()?;
     let holders = std::fs::read_dir(format!("/sys/class/block/{name}/holders")).ok()?;
     let holder = holders.filter_map(Result::ok).next()?;

@@ -677,3 +677,18 @@ fn a_long_log_begins_anew() {
     volume.must(&["abort"]);
     assert!(!volume.path("runtime").exists());
 }
+
+#[test]
+fn what_died_for_good_is_removed_by_an_abort() {
+    let mut volume = Move::new("detached-leftover");
+    let child = volume.served();
+    let supervisor = volume.supervisor();
+    for pid in [supervisor, child] {
+        send(pid, Signal::KILL);
+        await_end(pid);
+    }
+    volume.must(&["abort"]);
+    assert!(!volume.path("runtime").exists());
+    let again = volume.ask(&["abort"]);
+    assert!(complaint(&again).contains("no hydrator"), "{again:?}");
+}

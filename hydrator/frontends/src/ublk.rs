@@ -366,7 +366,7 @@ impl Ublk {
     ) -> Result<Ublk, FrontendError> {
         let mut control = Control::open()?;
         let found = match settings.number {
-            Some(number) => find(&mut control, number, settings)?,
+            Some(number) => find(&mut control, number, settings.identity)?,
             None => None,
         };
         let (info, recovering) = match found {
@@ -657,11 +657,23 @@ fn refusal(failure: Failure) -> Errno {
     }
 }
 
+/// Removes a device whose server died for good; one that is gone is removed.
+///
+/// # Errors
+/// That the device belongs to something else, and what the kernel says.
+pub fn remove(number: u32, identity: u64) -> Result<(), FrontendError> {
+    let mut control = Control::open()?;
+    match find(&mut control, number, identity)? {
+        Some(_) => delete(&mut control, number),
+        None => Ok(()),
+    }
+}
+
 /// A predecessor's device, if there is one.
 fn find(
     control: &mut Control,
     number: u32,
-    settings: &Settings,
+    identity: u64,
 ) -> Result<Option<abi::DeviceInfo>, FrontendError> {
     let mut info = abi::DeviceInfo::default();
     match control.call(abi::GET_DEV_INFO, number, &mut info, 0) {
@@ -672,7 +684,7 @@ fn find(
             return Err(FrontendError::kernel(what, error));
         }
     }
-    if info.ublksrv_flags != settings.identity {
+    if info.ublksrv_flags != identity {
         return Err(FrontendError::Foreign(format!(
             "/dev/ublkb{number} belongs to something else; choose another number, \
              or none"

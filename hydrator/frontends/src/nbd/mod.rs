@@ -162,6 +162,18 @@ pub struct Nbd {
     stage: Stage,
 }
 
+/// Removes a device of the kernel's client whose server died for good; one that
+/// is gone is removed.
+///
+/// # Errors
+/// That the device belongs to something else, and what the kernel says.
+pub fn remove(number: u32, identity: &str) -> Result<(), FrontendError> {
+    if kernel::belongs_to(number, identity)? {
+        kernel::disconnect(number)?;
+    }
+    Ok(())
+}
+
 impl Nbd {
     /// The memory that a server needs, in bytes.
     pub fn memory() -> usize {
