@@ -60,6 +60,19 @@ class NoDataPath(LocalStorException):
                 "'modprobe dm-%(target)s' to see why it does not load.")
 
 
+class HydratorMissing(NoDataPath):
+    message = _("%(host)s can't run localstor-hydrator: %(reason)s. Install "
+                "it with 'pip install cinder-localstor[hydrator]', or set "
+                "localstor_data_path = clone.")
+
+
+class NoUserBlockDevices(NoDataPath):
+    message = _("The kernel of %(host)s has neither ublk nor nbd, so "
+                "localstor-hydrator can't show a device there. Install a "
+                "kernel that has the module ublk_drv or nbd, or set "
+                "localstor_data_path = clone.")
+
+
 class BufferedExport(LocalStorException):
     message = _("Backend '%(backend)s' would export its volumes through the "
                 "page cache, and a reader could see old data. Set "

@@ -30,6 +30,27 @@ LOCALSTOR_OPTS = [
     cfg.IntOpt('localstor_hydration_batch',
                default=8, min=1,
                help='How many adjacent regions dm-clone copies in one go.'),
+    cfg.StrOpt('localstor_data_path',
+               default='auto',
+               choices=[('auto', 'hydrator where it can run, else clone'),
+                        ('hydrator', 'the native helper'),
+                        ('clone', 'dm-clone')],
+               help='What serves a volume while it arrives here. A move keeps '
+                    'what it began with.'),
+    cfg.IntOpt('localstor_hydration_rate',
+               default=0, min=0,
+               help='How many MiB per second arrive here at most, all volumes '
+                    'together. 0 sets no limit. dm-clone does not heed it.'),
+    cfg.IntOpt('localstor_hydration_min_rate',
+               default=10, min=1,
+               help='How many MiB per second of a volume arrive here whatever '
+                    'its guest does, so that every move ends. dm-clone does '
+                    'not heed it.'),
+    cfg.IntOpt('localstor_source_timeout',
+               default=0, min=0,
+               help='Seconds after which a read of what has not arrived fails '
+                    'while the source is away. 0 waits for ever. dm-clone '
+                    'does not heed it.'),
     cfg.IntOpt('localstor_monitor_interval',
                default=5, min=1,
                help='Seconds between two looks at the running moves.'),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from importlib import metadata
 import time
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from cinder import context
 from cliff.formatters import base
@@ -19,8 +19,8 @@ from stevedore import extension
 
 from cinder_localstor.cmd import backends
 from cinder_localstor.cmd import view
-from cinder_localstor.datapath import clone
 from cinder_localstor.datapath import destination
+from cinder_localstor.datapath import engines
 from cinder_localstor import exception
 from cinder_localstor.moves import report
 from cinder_localstor.node import interface
@@ -80,9 +80,8 @@ class Status(lister.Lister):
 
     def run(self, parsed_args: argparse.Namespace) -> int:
         backends.load(self.app.options.config_file)
-        watcher = Watcher([(configured.host, real.node(
-            configured.configuration)) for configured
-            in backends.configured()])
+        watcher = Watcher([_backend(configured) for configured
+                           in backends.configured()])
         if parsed_args.watch:
             self._watch(watcher, parsed_args.interval)
             return WELL
@@ -109,12 +108,25 @@ class Status(lister.Lister):
                 time.sleep(interval)
 
 
+class Backend(NamedTuple):
+    """``host@backend``, its tools and what arrives there."""
+
+    host: str
+    node: interface.Node
+    arriving: destination.Destination
+
+
+def _backend(configured: backends.Configured) -> Backend:
+    node = real.node(configured.configuration)
+    return Backend(configured.host, node, destination.Destination(
+        node, engines.Engines(node, configured.configuration)))
+
+
 class Watcher:
     """Looks at the backends of this node."""
 
-    def __init__(self, nodes: list[tuple[str, interface.Node]]) -> None:
-        """:param nodes: ``host@backend`` of each, with its tools"""
-        self._nodes = nodes
+    def __init__(self, found: list[Backend]) -> None:
+        self._backends = found
 
     def look(self) -> report.Report:
         """What is here now.
@@ -124,9 +136,8 @@ class Watcher:
         ctxt = context.get_admin_context()
         try:
             return report.report([
-                (report.look(ctxt, host, node), node,
-                 destination.Destination(node, clone.CloneEngine(node)))
-                for host, node in self._nodes])
+                (report.look(ctxt, backend.host, backend.node), backend.node,
+                 backend.arriving) for backend in self._backends])
         except db_exception.DBError as error:
             raise exception.DatabaseUnreadable(
                 reason=str(error).partition('\n')[0]) from error

@@ -54,17 +54,11 @@ class CloneEngine(engine.Engine):
 
     name = TARGET
 
-    def __init__(self, node: interface.Node) -> None:
-        self._node = node
-
     def check(self) -> None:
         self._node.device_mapper.check_target(TARGET)
 
     def node_name(self, copy: str) -> str:
         return copy + '-clone'
-
-    def _map_name(self, move: transfer.Transfer) -> str:
-        return move.destination_name + '-regions'
 
     def create_map(self, move: transfer.Transfer) -> None:
         name = self._map_name(move)
@@ -75,15 +69,11 @@ class CloneEngine(engine.Engine):
             group.zero(name, regions.BLOCK)
 
     def build(self, move: transfer.Transfer, source: str) -> None:
-        group = self._node.metadata
-        if not group.is_active(self._map_name(move)):
-            raise exception.MetadataMissing(
-                name='%s/%s' % (group.name, self._map_name(move)),
-                move_id=move.move_id, host=move.destination_host)
+        self._check_map(move)
         name = self.node_name(move.destination_name)
         arguments = '%s %s %s %d 1 %s 4 hydration_threshold %d ' \
             'hydration_batch_size %d' % (
-                group.path(self._map_name(move)),
+                self._node.metadata.path(self._map_name(move)),
                 self._node.volumes.path(move.destination_name), source,
                 move.region_sectors, HYDRATION_OFF, move.threshold,
                 move.batch)
@@ -105,16 +95,10 @@ class CloneEngine(engine.Engine):
             return engine.Progress(engine.Hydration.MISSING)
         return parse_status(device.status[0].arguments)
 
-    def settle(self, move: transfer.Transfer) -> None:
-        # A flush makes the clone flush the logical volume first and commit
-        # the map then (commit_metadata in dm-clone-target.c).
-        device_mapper = self._node.device_mapper
-        device_mapper.flush(device_mapper.path(
-            self.node_name(move.destination_name)))
+    def throttle(self, move: transfer.Transfer, limit: int | None) -> None:
+        # dm-clone has no such thing.
+        pass
 
     def remove(self, move: transfer.Transfer) -> None:
         self._node.device_mapper.remove(
             self.node_name(move.destination_name))
-
-    def remove_map(self, move: transfer.Transfer) -> None:
-        self._node.metadata.remove(self._map_name(move))

@@ -5,6 +5,7 @@ from collections.abc import Container
 import re
 
 from cinder_localstor.datapath import engine
+from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import regions
 from cinder_localstor.datapath import transfer
@@ -28,14 +29,14 @@ class Destination:
     Every method is idempotent.
     """
 
-    def __init__(self, node: interface.Node, path: engine.Engine) -> None:
+    def __init__(self, node: interface.Node, paths: engines.Engines) -> None:
         self._node = node
-        self._engine = path
+        self._engines = paths
         self._handles = handles.Handles(node)
 
     def check(self) -> None:
         """:raises NoDataPath: volumes can't move to this node"""
-        self._engine.check()
+        self._engines.chosen()
         self._node.device_mapper.check_target(WAITING_TARGET)
 
     def examine(self, block_size: int, portal: str, host: str
@@ -47,8 +48,9 @@ class Destination:
 
         :param block_size: bytes of a logical block at the source
         :param portal: where the source will be found
-        :returns: `initiator`, the IQN that will ask for the source, and the
-            `address` that it will ask from
+        :returns: `initiator`, the IQN that will ask for the source, the
+            `address` that it will ask from, and the `engine` that the move
+            will get
         :raises BlockSizesDiffer: the disks here have other blocks
         """
         group = self._node.volumes
@@ -59,7 +61,8 @@ class Destination:
                 expected=block_size)
         initiator = self._node.initiator
         return {'initiator': initiator.name(),
-                'address': initiator.address_towards(portal)}
+                'address': initiator.address_towards(portal),
+                'engine': self._engines.chosen().name}
 
     def create_destination(self, move: transfer.Transfer) -> None:
         """Make the logical volume that the data will arrive on."""
@@ -70,7 +73,10 @@ class Destination:
 
     def create_map(self, move: transfer.Transfer) -> None:
         """Make the region map; only before the volume is first used."""
-        self._engine.create_map(move)
+        self._engine(move).create_map(move)
+
+    def _engine(self, move: transfer.Transfer) -> engine.Engine:
+        return self._engines.named(move.engine)
 
     def _source_node(self, move: transfer.Transfer) -> str:
         return move.destination_name + '-source'
@@ -78,7 +84,7 @@ class Destination:
     def node_names(self, move: transfer.Transfer) -> tuple[str, str]:
         """The private nodes under a moving handle, from the bottom up."""
         return (self._source_node(move),
-                self._engine.node_name(move.destination_name))
+                self._engine(move).node_name(move.destination_name))
 
     def connect_source(self, move: transfer.Transfer) -> None:
         """Connect the source copy and put the source node over it."""
@@ -114,7 +120,7 @@ class Destination:
 
     def build_engine(self, move: transfer.Transfer) -> None:
         """Make the engine's node, hydration off."""
-        self._engine.build(
+        self._engine(move).build(
             move, self._node.device_mapper.path(self._source_node(move)))
 
     def build_handle(self, move: transfer.Transfer) -> None:
@@ -132,7 +138,7 @@ class Destination:
     def _beneath(self, move: transfer.Transfer) -> handles.Beneath:
         return handles.Beneath(
             self._node.device_mapper.path(
-                self._engine.node_name(move.destination_name)),
+                self._engine(move).node_name(move.destination_name)),
             move.size // interface.SECTOR)
 
     def start_hydration(self, move: transfer.Transfer) -> None:
@@ -145,11 +151,15 @@ class Destination:
             self._handles.path(move.destination_name))
         device_mapper.forget_cached(
             device_mapper.path(self._source_node(move)))
-        self._engine.start_hydration(move)
+        self._engine(move).start_hydration(move)
+
+    def throttle(self, move: transfer.Transfer, limit: int | None) -> None:
+        """Copy at most `limit` bytes per second, None for no limit."""
+        self._engine(move).throttle(move, limit)
 
     def settle(self, move: transfer.Transfer) -> None:
         """Make all that has arrived durable."""
-        self._engine.settle(move)
+        self._engine(move).settle(move)
 
     def progress(self, move: transfer.Transfer,
                  devices: dict[str, interface.Device]) -> engine.Progress:
@@ -158,10 +168,10 @@ class Destination:
         A node whose handle does not lie on the engine counts as missing it.
         """
         handle = devices.get(handles.handle_name(move.destination_name))
-        node_name = self._engine.node_name(move.destination_name)
+        node_name = self._engine(move).node_name(move.destination_name)
         if handle is None or handle.under[:1] != (node_name,):
             return engine.Progress(engine.Hydration.MISSING)
-        return self._engine.progress(move, devices)
+        return self._engine(move).progress(move, devices)
 
     def stand_alone(self, move: transfer.Transfer) -> None:
         """Let the handle lie on the logical volume; all has arrived."""
@@ -174,7 +184,7 @@ class Destination:
         if device_mapper.exists(source):
             # Nobody waits any more for what a lost source owes.
             device_mapper.message(source, 'fail_if_no_path')
-        self._engine.remove(move)
+        self._engine(move).remove(move)
         device_mapper.remove(source)
 
     def disconnect_source(self, move: transfer.Transfer) -> None:
@@ -183,7 +193,7 @@ class Destination:
 
     def remove_map(self, move: transfer.Transfer) -> None:
         """Remove the region map."""
-        self._engine.remove_map(move)
+        self._engine(move).remove_map(move)
 
     def keep_destination(self, move: transfer.Transfer) -> None:
         """Let the logical volume's tags say that it is complete."""

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 
 from cinder_localstor.datapath import transfer
+from cinder_localstor import exception
 from cinder_localstor.node import interface
 
 
@@ -23,17 +24,24 @@ class Hydration(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a move is; `local` and `total` in bytes."""
+    """How far a move is; `local` and `total` in bytes.
+
+    `rate`, in bytes per second, is what the engine measures itself.
+    """
 
     hydration: Hydration
     local: int = 0
     total: int = 0
+    rate: int | None = None
 
 
 class Engine(abc.ABC):
     """Builds, inspects and removes the node under a moving handle."""
 
     name: str
+
+    def __init__(self, node: interface.Node) -> None:
+        self._node = node
 
     @abc.abstractmethod
     def check(self) -> None:
@@ -70,13 +78,33 @@ class Engine(abc.ABC):
         """How far the move is, from the devices of the node."""
 
     @abc.abstractmethod
+    def throttle(self, move: transfer.Transfer, limit: int | None) -> None:
+        """Copy at most `limit` bytes per second, None for no limit."""
+
     def settle(self, move: transfer.Transfer) -> None:
-        """Make all that has arrived durable, and the map that says so."""
+        """Make all that has arrived durable, and the map that says so.
+
+        A flush of its node does that with every engine.
+        """
+        device_mapper = self._node.device_mapper
+        device_mapper.flush(device_mapper.path(
+            self.node_name(move.destination_name)))
 
     @abc.abstractmethod
     def remove(self, move: transfer.Transfer) -> None:
         """Remove the engine's node; the map stays."""
 
-    @abc.abstractmethod
     def remove_map(self, move: transfer.Transfer) -> None:
         """Remove the region map."""
+        self._node.metadata.remove(self._map_name(move))
+
+    @staticmethod
+    def _map_name(move: transfer.Transfer) -> str:
+        return move.destination_name + '-regions'
+
+    def _check_map(self, move: transfer.Transfer) -> None:
+        group, name = self._node.metadata, self._map_name(move)
+        if not group.is_active(name):
+            raise exception.MetadataMissing(
+                name='%s/%s' % (group.name, name), move_id=move.move_id,
+                host=move.destination_host)

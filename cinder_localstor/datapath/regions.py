@@ -66,4 +66,9 @@ def map_size(size: int, sectors: int) -> int:
         tree += level
     blocks = 2 * (leaves + tree) + SLACK
     blocks += 2 * -(-blocks // SPACE_PER_BLOCK)
-    return -(-blocks * BLOCK // GRANULE) * GRANULE
+    return in_extents(blocks * BLOCK)
+
+
+def in_extents(size: int) -> int:
+    """`size` in bytes, rounded up to what a logical volume can have."""
+    return -(-size // GRANULE) * GRANULE

@@ -19,7 +19,7 @@ from oslo_log import log as logging
 from oslo_service import loopingcall
 from oslo_utils import units
 
-from cinder_localstor.datapath import clone
+from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor import exception
 from cinder_localstor.moves import mover
@@ -82,7 +82,6 @@ class LocalStorDriver(driver.VolumeDriver):
                 and 'direct' not in configuration.iscsi_target_flags):
             raise exception.BufferedExport(backend=self._backend_name)
         self._node = self._make_node(configuration)
-        self._engine = clone.CloneEngine(self._node)
         self._handles = handles.Handles(self._node)
         self._remote = targets.RemoteTarget(self.target_mapping,
                                             configuration)
@@ -91,7 +90,8 @@ class LocalStorDriver(driver.VolumeDriver):
         self._directory = directory.Directory(
             self.host, configuration.localstor_host_map,
             self._peers.identify)
-        self._mover = mover.Mover(self.host, self._node, self._engine,
+        self._mover = mover.Mover(self.host, self._node,
+                                  engines.Engines(self._node, configuration),
                                   self._peers, configuration)
 
     def check_for_setup_error(self) -> None:

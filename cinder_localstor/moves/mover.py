@@ -16,8 +16,9 @@ from oslo_utils import excutils
 from oslo_utils import units
 import tenacity
 
+from cinder_localstor.datapath import clone
 from cinder_localstor.datapath import destination
-from cinder_localstor.datapath import engine
+from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
@@ -52,7 +53,7 @@ class Mover:
     """
 
     def __init__(self, host: str, node: interface.Node,
-                 path: engine.Engine, peers: rpc.PeerAPI,
+                 paths: engines.Engines, peers: rpc.PeerAPI,
                  configuration: Any,
                  workers: Any = None) -> None:
         """:param host: ``host@backend`` of this node
@@ -61,11 +62,10 @@ class Mover:
         """
         self.host = host
         self._node = node
-        self._engine = path
         self._peers = peers
         self._configuration = configuration
         self._source = source.Source(node)
-        self._arriving = destination.Destination(node, path)
+        self._arriving = destination.Destination(node, paths)
         self._handles = handles.Handles(node)
         self._steps = executor.StepRunner(self._source, self._arriving)
         self._executor = self._make_executor(peers.run)
@@ -117,7 +117,8 @@ class Mover:
             destination_name=rows.future_copy_name(move_id),
             size=volume.size * units.Gi,
             block_size=self._node.volumes.block_size(),
-            engine=self._engine.name,
+            # A peer of an earlier version has no other.
+            engine=answer.get('engine', clone.TARGET),
             export=self._source.describe_export(
                 move_id, answer['initiator'], answer['address']),
             **destination.choose_regions(volume.size * units.Gi,
@@ -240,9 +241,23 @@ class Mover:
         if not moves:
             return
         devices = self._node.device_mapper.devices()
+        self._share_rate(moves)
         for move in moves:
             self._busy.add(move.move_id)
             self._workers.submit(self._look_after, move.move_id, devices)
+
+    def _share_rate(self, moves: list[rows.Move]) -> None:
+        """Let the volumes that arrive here share what the option allows."""
+        rate = self._configuration.localstor_hydration_rate * units.Mi
+        arriving = [move for move in moves
+                    if 'start_hydration' in move.done]
+        for move in arriving if rate else ():
+            try:
+                self._arriving.throttle(move.transfer, rate // len(arriving))
+            except exception.LocalStorException as error:
+                LOG.warning('Move %(move)s goes on at its former rate: '
+                            '%(error)s', {'move': move.move_id,
+                                          'error': error})
 
     def _serves_from_here(self, move: rows.Move) -> bool:
         return (move.transfer.source_host == self.host

@@ -83,8 +83,8 @@ class Running:
     :ivar peer: ``host@backend`` of the other node
     :ivar done: steps of the present state that are done, of `steps`
     :ivar progress: None where only the peer knows
-    :ivar rate: bytes per second on average since hydration began, None
-        when it is not known
+    :ivar rate: bytes per second as the engine measures it, or else on
+        average since hydration began; None when it is not known
     :ivar stalled: whether what has not arrived waits for a source that is
         away
     """
@@ -419,6 +419,8 @@ class _Judge:
         if (move.state != table.State.MIGRATING or seconds <= 0
                 or progress.hydration is not engine.Hydration.RUNNING):
             return None
+        if progress.rate is not None:
+            return progress.rate
         return progress.local / seconds
 
     def _problems_of_move(self, move: rows.Move, peer: str) -> Iterator[str]:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the node's tools, each with a timeout and a clear error."""
 
+from collections.abc import Callable
+import functools
 import shlex
 import socket
 
@@ -11,6 +13,8 @@ from cinder_localstor import exception
 from cinder_localstor.node import privileged
 
 LOG = logging.getLogger(__name__)
+
+Run = Callable[[list[str], float], tuple[int, str, str]]
 
 
 class Commands:
@@ -27,11 +31,23 @@ class Commands:
         :raises CommandTimedOut: it was killed after its time
         :raises CommandFailed: its exit status was not 0
         """
-        limit = timeout or self.timeout
+        return self._judge(privileged.run, list(arguments),
+                           timeout or self.timeout)
+
+    def start_hydrator(self, copy: str, arguments: list[str]) -> str:
+        """Start the native helper of a copy; what it printed.
+
+        :raises CommandTimedOut: it is not usable yet
+        :raises CommandFailed: it can't work
+        """
+        return self._judge(functools.partial(privileged.start_hydrator, copy),
+                           arguments, self.timeout)
+
+    def _judge(self, run: Run, arguments: list[str], limit: float) -> str:
         command = shlex.join(arguments)
         watch = timeutils.StopWatch()
         with watch:
-            status, out, err = privileged.run(list(arguments), limit)
+            status, out, err = run(arguments, limit)
         LOG.debug('%(command)s: status %(status)s after %(elapsed).2f s',
                   {'command': command, 'status': status,
                    'elapsed': watch.elapsed()})

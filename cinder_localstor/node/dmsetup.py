@@ -29,12 +29,13 @@ UDEV_RULES_PATH = '/run/udev/rules.d/56-localstor.rules'
 # After 55-dm.rules, which names the node, before 60-persistent-storage*.rules
 # and 69-lvm.rules, which would look into it.  The disks of moves' sources are
 # known by the IQN in their path; they keep their links by serial number, which
-# os-brick waits for.
+# os-brick waits for.  The devices of native helpers are known by marks.
 UDEV_RULES = '''\
 # Written by cinder-volume's cinder_localstor driver.
 ACTION=="remove", GOTO="localstor_end"
 SUBSYSTEM!="block", GOTO="localstor_end"
 ENV{DM_UUID}=="LOCALSTOR-*", GOTO="localstor_hide"
+KERNEL=="ublkb*|nbd*", TEST=="/run/localstor/devices/%k", GOTO="localstor_hide"
 KERNEL=="sd*", IMPORT{builtin}="path_id"
 KERNEL=="sd*", ENV{ID_PATH}=="*-iscsi-*:localstor-*", GOTO="localstor_hide"
 GOTO="localstor_end"

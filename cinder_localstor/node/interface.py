@@ -108,6 +108,11 @@ class VolumeGroup(abc.ABC):
 
     name: str
 
+    @property
+    @abc.abstractmethod
+    def thin(self) -> bool:
+        """Whether logical volumes read zeros where they were not written."""
+
     @abc.abstractmethod
     def check(self) -> None:
         """:raises VolumeGroupMissing: there is no such group"""
@@ -298,6 +303,75 @@ class Initiator(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
+class Hydrator:
+    """What a localstor-hydrator is started with.
+
+    :ivar move_id: id of the move, a UUID
+    :ivar data: device of the destination's copy
+    :ivar metadata: device of its map and journal
+    :ivar source: device of the source's copy
+    :ivar size: bytes
+    :ivar zeroed: whether `data` reads zeros where it was never written
+    :ivar minimum: bytes per second that it copies whatever the guest does
+    :ivar source_timeout: seconds that a read waits for a source that is away
+        before it fails; 0 for ever
+    """
+
+    move_id: str
+    data: str
+    metadata: str
+    source: str
+    size: int
+    zeroed: bool
+    minimum: int
+    source_timeout: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HydratorStatus:
+    """How far a localstor-hydrator is; `state` as it says it itself.
+
+    :ivar local: bytes that are on the destination
+    :ivar rate: bytes per second that arrive
+    """
+
+    state: str
+    local: int
+    rate: int
+
+
+class Hydrators(abc.ABC):
+    """The processes that serve arriving copies, by the name of the copy."""
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """:raises NoDataPath: this node can't run them"""
+
+    @abc.abstractmethod
+    def start(self, copy: str, hydrator: Hydrator) -> str:
+        """Start one unless it runs; its device, when that can be used."""
+
+    @abc.abstractmethod
+    def status(self, copy: str) -> HydratorStatus | None:
+        """How far one is; None when none answers.  No command."""
+
+    @abc.abstractmethod
+    def hydrate(self, copy: str) -> None:
+        """Let one begin to copy; recorded when this returns."""
+
+    @abc.abstractmethod
+    def throttle(self, copy: str, limit: int | None, minimum: int) -> None:
+        """Let one copy at most, and at least, so many bytes per second."""
+
+    @abc.abstractmethod
+    def end(self, copy: str) -> None:
+        """End one and remove its device; what has arrived stays.
+
+        :raises VolumeInUse: somebody has its device open
+        """
+
+
+@dataclasses.dataclass(frozen=True)
 class Node:
     """The tools of one node.
 
@@ -309,3 +383,4 @@ class Node:
     device_mapper: DeviceMapper
     target: SourceTarget
     initiator: Initiator
+    hydrators: Hydrators

@@ -12,7 +12,9 @@ lvm raises its priority while devices are suspended.
 import fcntl
 import os
 import signal
+import socket
 import subprocess
+import sys
 
 from oslo_privsep import capabilities
 from oslo_privsep import priv_context
@@ -34,9 +36,15 @@ CONTEXT = priv_context.PrivContext(
 # linux/fs.h: _IO(0x12, 97), drop the cached pages of a block device
 BLKFLSBUF = 0x1261
 
-PROGRAMS = frozenset(('dmsetup', 'iscsiadm', 'lvchange', 'lvcreate',
-                      'lvextend', 'lvremove', 'lvs', 'modprobe', 'tgtadm',
-                      'udevadm', 'vgchange', 'vgs'))
+HYDRATOR = 'localstor-hydrator'
+PROGRAMS = frozenset(('dmsetup', 'iscsiadm', HYDRATOR, 'lvchange',
+                      'lvcreate', 'lvextend', 'lvremove', 'lvs', 'modprobe',
+                      'tgtadm', 'udevadm', 'vgchange', 'vgs'))
+
+# Where the native helpers are found; it must not outlive a reboot.
+RUNTIME = '/run/localstor'
+# systemd(1) runs here if this is there, see sd_booted(3).
+SYSTEMD = '/run/systemd/system'
 
 # Bytes of a file or a device that are written at once
 CHUNK = 1 << 20
@@ -54,9 +62,13 @@ def run(arguments: list[str], timeout: float) -> tuple[int, str, str]:
     """
     if arguments[0] not in PROGRAMS:
         raise ValueError('%s is not a program to run here' % arguments[0])
+    return _run(arguments, timeout)
+
+
+def _run(arguments: list[str], timeout: float) -> tuple[int, str, str]:
     with subprocess.Popen(arguments, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          env={'PATH': os.environ.get('PATH', os.defpath),
+                          env={'PATH': _path(),
                                'LC_ALL': 'C',
                                'LVM_SUPPRESS_FD_WARNINGS': '1'},
                           start_new_session=True, text=True,
@@ -74,6 +86,45 @@ def run(arguments: list[str], timeout: float) -> tuple[int, str, str]:
             process.poll()
             process.returncode = process.returncode or TIMED_OUT
             return TIMED_OUT, '', ''
+
+
+def _path() -> str:
+    """Where programs are found; our own may be in a virtual environment."""
+    return os.pathsep.join((os.environ.get('PATH', os.defpath),
+                            os.path.dirname(sys.executable)))
+
+
+def runtime_directory(copy: str) -> str:
+    """Where the helper of a copy is found."""
+    return os.path.join(RUNTIME, os.path.basename(copy))
+
+
+@CONTEXT.entrypoint
+def start_hydrator(copy: str, arguments: list[str], timeout: float
+                   ) -> tuple[int, str, str]:
+    """Start the helper of a copy in the background, as :func:`run` does."""
+    # systemd ends what is in the scope of cinder-volume with it.
+    scope = (['systemd-run', '--quiet', '--scope', '--collect']
+             if os.path.isdir(SYSTEMD) else [])
+    return _run([*scope, HYDRATOR, 'run', '--detach',
+                 '--runtime', runtime_directory(copy),
+                 '--marks', os.path.join(RUNTIME, 'devices'), *arguments],
+                timeout)
+
+
+@CONTEXT.entrypoint
+def ask_hydrator(copy: str, request: str, timeout: float) -> str:
+    """What the helper of a copy answers, a line for a line.
+
+    :param timeout: seconds to wait for it
+    :raises OSError: nobody answers
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout)
+        connection.connect(os.path.join(runtime_directory(copy), 'control'))
+        connection.sendall(request.encode() + b'\n')
+        with connection.makefile() as lines:
+            return lines.readline()
 
 
 @CONTEXT.entrypoint

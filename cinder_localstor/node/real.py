@@ -5,6 +5,7 @@ from typing import Any
 
 from cinder_localstor.node import commands
 from cinder_localstor.node import dmsetup
+from cinder_localstor.node import hydrators
 from cinder_localstor.node import initiators
 from cinder_localstor.node import interface
 from cinder_localstor.node import lvm
@@ -27,4 +28,5 @@ def node(configuration: Any) -> interface.Node:
         volumes=volumes, metadata=metadata,
         device_mapper=dmsetup.DmsetupDeviceMapper(command),
         target=targets.source_target(configuration, command),
-        initiator=initiators.BrickInitiator(command))
+        initiator=initiators.BrickInitiator(command),
+        hydrators=hydrators.ProcessHydrators(command))

@@ -168,6 +168,10 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         return {name: interface.LogicalVolume(name, disk.size, disk.tags)
                 for name, disk in self.disks.items()}
 
+    @property
+    def thin(self) -> bool:
+        return False
+
     def capacity(self) -> interface.Capacity:
         used = sum(disk.size for disk in self.disks.values())
         return interface.Capacity(self.total, self.total - used, used,
@@ -226,6 +230,54 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
 
 
 @dataclasses.dataclass
+class Arrival:
+    """What a clone or a native helper serves: a copy, and its source where
+    the map does not say that a region has arrived.
+
+    `map`, `copy` and `source` are devices, `total` counts regions.
+    """
+
+    node: 'SimulatedNode'
+    map: str
+    copy: str
+    source: str
+    total: int
+
+    @property
+    def _mapped(self) -> dict[int, str]:
+        return self.node.disk(self.map).regions
+
+    def local(self) -> int:
+        """How many regions have arrived."""
+        return sum(1 for number in self._mapped if number < self.total)
+
+    def read(self, number: int) -> str:
+        """What a region reads."""
+        local = number in self._mapped
+        return self.node.read(self.copy if local else self.source, number)
+
+    def write(self, number: int, content: str) -> None:
+        """Write a region, which is local then."""
+        self.node.write(self.copy, number, content)
+        self._mapped[number] = 'local'
+
+    def flush(self) -> None:
+        """Make the copy durable, and then the map."""
+        self.node.flush(self.copy)
+        self.node.flush(self.map)
+
+    def hydrate(self, most: int) -> None:
+        """Copy regions, as many as `most`, unless the source is away."""
+        missing = [number for number in range(self.total)
+                   if number not in self._mapped]
+        try:
+            for number in missing[:most]:
+                self.write(number, self.node.read(self.source, number))
+        except exception.SourceUnreachable:
+            pass  # the copy waits
+
+
+@dataclasses.dataclass
 class Mapped:
     """A device-mapper node."""
 
@@ -275,6 +327,11 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         _dev, group, name = path.strip('/').split('/')
         return name if group == 'mapper' else '%s-%s' % (group, name)
 
+    def lies_on(self, path: str) -> bool:
+        """Whether a node lies on a device."""
+        return any(path in self._devices_of(node)
+                   for node in self.nodes.values())
+
     def _devices_of(self, node: Mapped) -> list[str]:
         return [word for segment in node.table
                 for word in segment.arguments.split() if '/' in word]
@@ -283,20 +340,17 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
                 ) -> interface.Segment:
         if segment.target != 'clone':
             return dataclasses.replace(segment, arguments='')
-        total, sectors = self._regions(segment)
-        mapped = self._node.disk(segment.arguments.split()[0]).regions
-        local = sum(1 for number in mapped if number < total)
+        arrival = self._arrival(segment)
         feature = '0' if hydrating else '1 no_hydration'
         return dataclasses.replace(
             segment, arguments='8 1/64 %d %d/%d 0 %s 0 rw'
-            % (sectors, local, total, feature))
+            % (int(segment.arguments.split()[3]), arrival.local(),
+               arrival.total, feature))
 
-    def _regions(self, segment: interface.Segment) -> tuple[int, int]:
-        sectors = int(segment.arguments.split()[3])
-        return -(-segment.length // sectors), sectors
-
-    def _map_of(self, node: Mapped) -> dict[int, str]:
-        return self._node.disk(node.table[0].arguments.split()[0]).regions
+    def _arrival(self, segment: interface.Segment) -> Arrival:
+        mapped, copy, source, sectors = segment.arguments.split()[:4]
+        return Arrival(self._node, mapped, copy, source,
+                       -(-segment.length // int(sectors)))
 
     def path(self, name: str) -> str:
         return '/dev/mapper/' + name
@@ -368,38 +422,20 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
     def refuse_discards(self, device: str) -> None:
         self._node.check_device(device)
 
-    def hydrate(self, most: int = 1 << 32) -> None:
+    def hydrate(self, most: int) -> None:
         """What the kernel's background copy does in a while.
 
         :param most: regions that each clone may copy
         """
         for node in self.nodes.values():
-            segment = node.table[0]
-            if segment.target == 'clone' and node.hydrating:
-                try:
-                    mapped = self._map_of(node)
-                    missing = [number for number
-                               in range(self._regions(segment)[0])
-                               if number not in mapped]
-                    for number in missing[:most]:
-                        self._copy(node, number)
-                except exception.SourceUnreachable:
-                    pass  # the copy waits
-
-    def _copy(self, node: Mapped, number: int) -> None:
-        _map, copy, source = self._devices_of(node)[:3]
-        content = self._node.read(source, number)
-        self._node.disk(copy).regions[number] = content
-        self._map_of(node)[number] = 'local'
+            if node.table[0].target == 'clone' and node.hydrating:
+                self._arrival(node.table[0]).hydrate(most)
 
     def read(self, name: str, number: int) -> str:
         """What a region of a node reads."""
         node = self.nodes[name]
-        below = self._devices_of(node)
         if node.table[0].target == 'clone':
-            _map, copy, source = below[:3]
-            local = number in self._map_of(node)
-            return self._node.read(copy if local else source, number)
+            return self._arrival(node.table[0]).read(number)
         return self._node.read(self._below(node, number), number)
 
     def _below(self, node: Mapped, number: int) -> str:
@@ -415,22 +451,19 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         """Write a region of a node."""
         node = self.nodes[name]
         assert not node.read_only, 'a sealed copy is written'
-        below = self._devices_of(node)
         if node.table[0].target == 'clone':
-            self._node.write(below[1], number, content)
-            self._map_of(node)[number] = 'local'
+            self._arrival(node.table[0]).write(number, content)
         else:
             self._node.write(self._below(node, number), number, content)
 
     def flush_node(self, name: str) -> None:
-        """What a flush of a node flushes, the copy before its map."""
+        """What a flush of a node flushes."""
         node = self.nodes[name]
-        below = self._devices_of(node)
         if node.table[0].target == 'clone':
-            # The source is read-only.
-            below = [below[1], below[0]]
-        for device in below:
-            self._node.flush(device)
+            self._arrival(node.table[0]).flush()
+        else:
+            for device in self._devices_of(node):
+                self._node.flush(device)
 
 
 class SimulatedTarget(interface.SourceTarget):
@@ -524,6 +557,86 @@ class SimulatedInitiator(interface.Initiator):
             host=self.faults.host, iqn=move_id, portal='', reason='cut off')
 
 
+@dataclasses.dataclass
+class Process:
+    """A native helper."""
+
+    arrival: Arrival
+    started: bool = False
+
+
+class SimulatedHydrators(interface.Hydrators):
+    """Native helpers in memory; they outlive the driver and no power cut."""
+
+    # The block of the metadata that says whether hydration has begun
+    SUPERBLOCK = 1 << 40
+
+    def __init__(self, node: 'SimulatedNode', faults: Faults) -> None:
+        self._node = node
+        self.faults = faults
+        self.installed = True
+        self.processes: dict[str, Process] = {}
+
+    def check(self) -> None:
+        if not self.installed:
+            raise exception.HydratorMissing(host=self.faults.host,
+                                            reason='not installed')
+
+    @staticmethod
+    def path(copy: str) -> str:
+        """The device of a copy's helper."""
+        return '/dev/hydrated/' + copy
+
+    @_fallible
+    def start(self, copy: str, hydrator: interface.Hydrator) -> str:
+        if copy not in self.processes:
+            for device in (hydrator.data, hydrator.metadata,
+                           hydrator.source):
+                self._node.check_device(device)
+            regions = hydrator.size // (REGION * interface.SECTOR)
+            self.processes[copy] = Process(
+                Arrival(self._node, hydrator.metadata, hydrator.data,
+                        hydrator.source, regions),
+                self.SUPERBLOCK in self._node.disk(hydrator.metadata).regions)
+        return self.path(copy)
+
+    def status(self, copy: str) -> interface.HydratorStatus | None:
+        process = self.processes.get(copy)
+        if process is None:
+            return None
+        local, total = process.arrival.local(), process.arrival.total
+        state = ('done' if local == total
+                 else 'migrating' if process.started else 'starting')
+        return interface.HydratorStatus(
+            state, local * REGION * interface.SECTOR, rate=0)
+
+    @_fallible
+    def hydrate(self, copy: str) -> None:
+        process = self.processes[copy]
+        process.started = True
+        metadata = self._node.disk(process.arrival.map)
+        for content in (metadata.regions, metadata.durable):
+            content[self.SUPERBLOCK] = 'started'
+
+    @_fallible
+    def throttle(self, copy: str, limit: int | None, minimum: int) -> None:
+        pass
+
+    @_fallible
+    def end(self, copy: str) -> None:
+        if self._node.device_mapper.lies_on(self.path(copy)):
+            raise exception.VolumeInUse(
+                volume_name=copy, host=self.faults.host,
+                device=self.path(copy))
+        self.processes.pop(copy, None)
+
+    def copy_in_background(self, most: int) -> None:
+        """What the helpers copy in a while, see `SimulatedNode.hydrate`."""
+        for process in self.processes.values():
+            if process.started:
+                process.arrival.hydrate(most)
+
+
 class SimulatedNode:
     """A node in memory; it has what :class:`interface.Node` has."""
 
@@ -539,6 +652,7 @@ class SimulatedNode:
         self.device_mapper = SimulatedDeviceMapper(self, self.faults)
         self.target = SimulatedTarget(self, self.faults)
         self.initiator = SimulatedInitiator(network, self.faults)
+        self.hydrators = SimulatedHydrators(self, self.faults)
         network[host] = self
 
     def cut_power(self, survives: Callable[[], bool] = lambda: False
@@ -547,12 +661,21 @@ class SimulatedNode:
         for disk in self.volumes.disks.values():
             disk.lose_cache(survives)
         self.device_mapper.nodes.clear()
+        self.hydrators.processes.clear()
         for export, _device in self.target.exports.values():
             for node in self.initiator.network.values():
                 if export.iqn in node.initiator.sessions:
                     node.initiator.broken.add(export.iqn)
         self.target.exports.clear()
         self.initiator.sessions.clear()
+
+    def hydrate(self, most: int = 1 << 32) -> None:
+        """What is copied in the background in a while.
+
+        :param most: regions that are copied of each volume
+        """
+        self.device_mapper.hydrate(most)
+        self.hydrators.copy_in_background(most)
 
     def disk(self, path: str) -> Disk:
         """The logical volume with a path."""
@@ -564,6 +687,7 @@ class SimulatedNode:
         there = {
             'mapper': set(self.device_mapper.nodes),
             'group': set(self.volumes.disks),
+            'hydrated': set(self.hydrators.processes),
             'iscsi': {export.serial for export
                       in self.initiator.sessions.values()}}
         if name not in there[group]:
@@ -576,6 +700,8 @@ class SimulatedNode:
         _dev, group, name = path.strip('/').split('/')
         if group == 'mapper':
             self.device_mapper.flush_node(name)
+        elif group == 'hydrated':
+            self.hydrators.processes[name].arrival.flush()
         elif group == self.volumes.name:
             self.disk(path).flush()
 
@@ -584,6 +710,8 @@ class SimulatedNode:
         _dev, group, name = path.strip('/').split('/')
         if group == 'mapper':
             return self.device_mapper.read(name, number)
+        if group == 'hydrated':
+            return self.hydrators.processes[name].arrival.read(number)
         if group == 'iscsi':
             node, device = self.initiator.find(name)
             return node.read(device, number)
@@ -595,5 +723,7 @@ class SimulatedNode:
         assert group != 'iscsi', 'a source is written from another node'
         if group == 'mapper':
             self.device_mapper.write(name, number, content)
+        elif group == 'hydrated':
+            self.hydrators.processes[name].arrival.write(number, content)
         else:
             self.disk(path).regions[number] = content

@@ -18,8 +18,8 @@ from cinder.volume import driver
 from oslo_utils import timeutils
 from oslo_utils import units
 
-from cinder_localstor.datapath import clone
 from cinder_localstor.datapath import destination
+from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor import exception
 from cinder_localstor.moves import mover
@@ -36,12 +36,17 @@ REGION_KIB = simulated.REGION * interface.SECTOR // units.Ki
 class TestCase(test.TestCase):
     """A test with a database and our options."""
 
+    data_path = 'clone'
+    # Where the native helper is installed
+    hydrator_on = (A, B, C)
+
     def setUp(self):
         super().setUp()
         self.ctxt = context.get_admin_context()
         self.configuration = configuration.Configuration(
             driver.volume_opts + opts.driver_options(), config_group='local')
         self.override('localstor_region_size', REGION_KIB)
+        self.override('localstor_data_path', self.data_path)
         self.override('iscsi_target_flags', 'direct')
         self.override('volume_backend_name', 'local')
         self.override('target_ip_address', '192.0.2.1')
@@ -129,7 +134,8 @@ class Cloud:
         self._configuration = case.configuration
         self.nodes = {}
         for host in hosts:
-            simulated.SimulatedNode(host, self.nodes, total)
+            node = simulated.SimulatedNode(host, self.nodes, total)
+            node.hydrators.installed = host in case.hydrator_on
         self.services = {host: case.make_service(host) for host in hosts}
         self.down = set()
         self.movers = {}
@@ -142,8 +148,8 @@ class Cloud:
         """Start the driver of a node, as cinder-volume does."""
         node = self.nodes[host]
         self.movers[host] = mover.Mover(
-            host, node, clone.CloneEngine(node), Peers(self, host),
-            self._configuration, Inline())
+            host, node, engines.Engines(node, self._configuration),
+            Peers(self, host), self._configuration, Inline())
         self.down.discard(host)
         self.movers[host].recover()
 
@@ -222,7 +228,7 @@ class Cloud:
 
     def hydrate(self):
         for node in self.nodes.values():
-            node.device_mapper.hydrate()
+            node.hydrate()
 
     def watch(self):
         """One period on every node that is up; one may crash in it."""
@@ -262,7 +268,8 @@ class Cloud:
         return report.report([
             (report.look(self.ctxt, host, self.nodes[host]),
              self.nodes[host], destination.Destination(
-                 self.nodes[host], clone.CloneEngine(self.nodes[host])))
+                 self.nodes[host],
+                 engines.Engines(self.nodes[host], self._configuration)))
             for host in hosts])
 
     def set_status(self, volume, status):

@@ -636,7 +636,11 @@ class Site(base.Cloud):
         """Whether a handle lies on an engine that copies nothing yet."""
         below = handle.table[0].arguments.split()[0].rsplit('/', 1)[1]
         engine = node.device_mapper.nodes.get(below)
-        return engine is not None and not engine.hydrating
+        if engine is None:
+            return False
+        helper = node.hydrators.processes.get(
+            below.removesuffix('-hydrator'))
+        return not (helper.started if helper else engine.hydrating)
 
     def _check_sources(self) -> None:
         """What was sealed is not altered before it is wiped."""
@@ -704,6 +708,9 @@ def _empty_database(ctxt) -> None:
 class TestCase(base.TestCase):
     """A test with sites, one after the other."""
 
+    # A chain has engines of both kinds.
+    data_path = 'auto'
+    hydrator_on = (base.B,)
     site: Site
 
     def setUp(self):

@@ -114,7 +114,7 @@ class CloneEngineTest(unittest.TestCase):
         self.engine.build(self.move, self.source)
         self.engine.start_hydration(self.move)
         self.assertEqual(RUNNING, self.progress().hydration)
-        self.node.device_mapper.hydrate()
+        self.node.hydrate()
         self.assertEqual(engine.Progress(DONE, 1 << 30, 1 << 30),
                          self.progress())
 

@@ -4,9 +4,9 @@ import dataclasses
 import types
 import unittest
 
-from cinder_localstor.datapath import clone
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engine
+from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
@@ -20,7 +20,16 @@ BUILD = ('create_destination', 'create_map', 'connect_source',
          'build_engine', 'build_handle')
 
 
+def configuration(data_path='clone', **more):
+    """Options as a destination reads them."""
+    return types.SimpleNamespace(**{
+        'localstor_data_path': data_path, 'localstor_hydration_min_rate': 10,
+        'localstor_source_timeout': 0, **more})
+
+
 class DestinationTestCase(unittest.TestCase):
+
+    data_path = 'clone'
 
     def setUp(self):
         network = {}
@@ -30,14 +39,15 @@ class DestinationTestCase(unittest.TestCase):
             handles.Standing(MOVE.source_name, 'v', 1), MOVE.size)
         self.source = source.Source(self.there)
         self.move = dataclasses.replace(
-            MOVE, export=self.source.describe_export('m', 'iqn.b',
-                                                     '192.0.2.2'))
+            MOVE, engine=self.data_path,
+            export=self.source.describe_export('m', 'iqn.b', '192.0.2.2'))
         self.source.export_source(self.move)
         for number in range(16):
             self.there.write('/dev/mapper/volume-v-handle', number,
                              'first %d' % number)
         self.destination = destination.Destination(
-            self.node, clone.CloneEngine(self.node))
+            self.node, engines.Engines(self.node,
+                                       configuration(self.data_path)))
 
     def do(self, *steps):
         for step in steps:
@@ -55,9 +65,9 @@ class DestinationTestCase(unittest.TestCase):
 
 class ExamineTest(DestinationTestCase):
 
-    def test_answer_names_the_initiator(self):
+    def test_answer_names_the_initiator_and_the_engine(self):
         self.assertEqual({'initiator': 'iqn.1993-08.org.debian:b',
-                          'address': '192.0.2.1'},
+                          'address': '192.0.2.1', 'engine': 'clone'},
                          self.destination.examine(512, 'p:1', 'b@local'))
 
     def test_other_blocks_are_refused(self):
@@ -123,7 +133,23 @@ class BuildTest(DestinationTestCase):
         self.assertFalse(self.connected(line % ('E', 'F')))
 
 
+class HydratorBuildTest(BuildTest):
+
+    data_path = 'hydrator'
+
+    def test_helper_is_gone_and_comes_back_with_what_it_knew(self):
+        self.do(*BUILD, 'start_hydration')
+        self.node.write('/dev/mapper/volume-m-handle', 7, 'new')
+        self.node.hydrators.processes.clear()
+        self.assertEqual(engine.Hydration.MISSING, self.progress().hydration)
+        self.do('build_engine', 'restore_handle')
+        self.assertEqual(engine.Hydration.RUNNING, self.progress().hydration)
+        self.assertEqual('new', self.read(7))
+
+
 class EndTest(DestinationTestCase):
+
+    start = 'message'
 
     def setUp(self):
         super().setUp()
@@ -132,13 +158,13 @@ class EndTest(DestinationTestCase):
     def test_caches_are_dropped_before_hydration(self):
         self.node.faults.forget()
         self.destination.start_hydration(self.move)
-        self.assertEqual(['forget_cached', 'forget_cached', 'message'],
+        self.assertEqual(['forget_cached', 'forget_cached', self.start],
                          [name.partition('.')[2]
                           for name, _nth in self.node.faults.seen])
 
     def test_arrived_volume_needs_nothing_of_the_move(self):
         self.do('start_hydration')
-        self.node.device_mapper.hydrate()
+        self.node.hydrate()
         self.do('settle', 'stand_alone', 'remove_engine',
                 'disconnect_source', 'remove_map', 'keep_destination')
         self.there.cut_power()
@@ -163,12 +189,22 @@ class EndTest(DestinationTestCase):
                           self.destination.remove_handle, self.move)
 
 
+class HydratorEndTest(EndTest):
+
+    data_path = 'hydrator'
+    start = 'hydrate'
+
+    def test_helper_ends_with_its_engine(self):
+        self.do('remove_handle', 'remove_engine')
+        self.assertEqual({}, self.node.hydrators.processes)
+
+
 class ChooseTest(unittest.TestCase):
 
     def test_options_of_now_are_kept(self):
-        configuration = types.SimpleNamespace(
+        options = configuration(
             localstor_region_size=4, localstor_hydration_threshold=3,
             localstor_hydration_batch=5)
         self.assertEqual(
             {'region_sectors': 8, 'threshold': 3, 'batch': 5},
-            destination.choose_regions(1 << 30, configuration))
+            destination.choose_regions(1 << 30, options))

@@ -6,6 +6,7 @@ import ddt
 from oslo_db import exception as db_exception
 from oslo_utils import units
 
+from cinder_localstor.datapath import engine
 from cinder_localstor import exception
 from cinder_localstor.moves import table
 from cinder_localstor.node import simulated
@@ -222,6 +223,11 @@ class LiveMigrationTest(MoverTestCase):
         self.assert_whole()
 
 
+class HydratorLiveMigrationTest(LiveMigrationTest):
+
+    data_path = 'hydrator'
+
+
 class NotWantedTest(MoverTestCase):
 
     def test_volume_stays_when_the_attachment_is_gone_by_then(self):
@@ -303,6 +309,11 @@ class ExtendTest(MoverTestCase):
         self.assert_whole()
 
 
+class HydratorExtendTest(ExtendTest):
+
+    data_path = 'hydrator'
+
+
 @ddt.ddt
 class ChainTest(MoverTestCase):
     """A volume moves on, or back, while it still arrives."""
@@ -310,11 +321,11 @@ class ChainTest(MoverTestCase):
     def away(self, *hosts):
         """Nobody copies on these nodes."""
         for host in hosts:
-            self.cloud.nodes[host].device_mapper.hydrate = lambda: None
+            self.cloud.nodes[host].hydrate = lambda: None
 
     def back(self, *hosts):
         for host in hosts:
-            del self.cloud.nodes[host].device_mapper.hydrate
+            del self.cloud.nodes[host].hydrate
 
     @ddt.data(base.A, base.C)
     def test_volume_moves_on_while_it_arrives(self, end):
@@ -431,10 +442,10 @@ class ChainTest(MoverTestCase):
         self.cloud.down.add(base.A)
         self.cloud.move(self.volume, to=base.C)
         self.cloud.watch()
-        self.assertEqual(
-            [False], [node.hydrating for name, node
-                      in self.cloud.nodes[base.C].device_mapper.nodes.items()
-                      if name.endswith('-clone')])
+        last = rows.for_volume(self.ctxt, self.volume.id)[-1]
+        progress = self.cloud.movers[base.C]._arriving.progress(
+            last.transfer, self.cloud.nodes[base.C].device_mapper.devices())
+        self.assertEqual(engine.Hydration.OFF, progress.hydration)
         self.cloud.settle()
         self.assert_whole()
 
@@ -455,15 +466,20 @@ class ChainTest(MoverTestCase):
         self.cloud.watch()
         self.cloud.move(self.volume, to=base.C)
         self.cloud.watch()
-        self.cloud.nodes[base.C].device_mapper.hydrate()
+        self.cloud.nodes[base.C].hydrate()
         self.cloud.down.add(base.A)
         for _time in range(3):
             self.cloud.watch()
-        self.assertNotIn('-clone', ' '.join(
+        self.assertNotIn('-source', ' '.join(
             self.cloud.nodes[base.B].device_mapper.nodes))
         self.assertEqual({}, self.cloud.nodes[base.B].volumes.disks)
         self.cloud.settle()
         self.assert_whole()
+
+
+class HydratorChainTest(ChainTest):
+
+    data_path = 'hydrator'
 
 
 class DiscardTest(MoverTestCase):
@@ -490,6 +506,11 @@ class DiscardTest(MoverTestCase):
         self.assertEqual({}, self.cloud.nodes[base.B].volumes.disks)
         self.cloud.settle()
         self.assertEqual([], self.cloud.leftovers([]))
+
+
+class HydratorDiscardTest(DiscardTest):
+
+    data_path = 'hydrator'
 
 
 class OneBadMoveTest(MoverTestCase):
@@ -554,6 +575,11 @@ class RestartTest(MoverTestCase):
         node.volumes.disks[lost] = disk
         self.cloud.settle()
         self.assert_whole()
+
+
+class HydratorRestartTest(RestartTest):
+
+    data_path = 'hydrator'
 
 
 class FailingWrites:
@@ -676,6 +702,33 @@ class FaultTest(MoverTestCase):
                 raise AssertionError('%s of %s #%d on %s: %s' % (
                     fault.name, name, nth, host, error)) from error
             self.forget_volume(volume)
+
+
+class RateTest(MoverTestCase):
+    """Volumes that arrive share what the option allows."""
+
+    data_path = 'hydrator'
+
+    def limits(self, count):
+        for _number in range(count):
+            self.cloud.move(self.cloud.create_volume())
+        self.cloud.watch()
+        throttle = self.patch(
+            'cinder_localstor.node.simulated.SimulatedHydrators.throttle')
+        self.cloud.watch()
+        return {call.args[1] for call in throttle.call_args_list}
+
+    def test_there_is_no_limit_unless_it_is_set(self):
+        self.assertEqual(set(), self.limits(2))
+
+    def test_each_gets_its_share(self):
+        self.override('localstor_hydration_rate', 90)
+        self.assertEqual({30 * units.Mi}, self.limits(3))
+
+
+class HydratorFaultTest(FaultTest):
+
+    data_path = 'hydrator'
 
 
 class BusyDeleteTest(MoverTestCase):

@@ -128,7 +128,7 @@ def let_pass(cloud: site.Site, instance: site.Instance) -> None:
     """A while in which half of what is left arrives."""
     write(cloud, instance)
     for node in cloud.nodes.values():
-        node.device_mapper.hydrate(8)
+        node.hydrate(8)
     cloud.look()
     cloud.watch()
     restart(cloud)

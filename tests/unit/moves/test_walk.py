@@ -217,7 +217,7 @@ class Walk(stateful.RuleBasedStateMachine):
     @stateful.rule(host=hosts, most=strategies.integers(0, 16))
     def period(self, host, most):
         for node in self.site.nodes.values():
-            node.device_mapper.hydrate(most)
+            node.hydrate(most)
         self.site.look()
         self.site.period(host)
 

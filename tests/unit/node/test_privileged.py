@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import os
+import socket
 import stat
 import tempfile
+import threading
 import time
 import unittest
 from unittest import mock
@@ -112,6 +114,66 @@ class RunTest(PrivilegedTestCase):
 
     def test_child_that_keeps_the_output_open_does_not_block(self):
         self.run_hanging('setsid sleep 2 & exec sleep 60')
+
+
+class HydratorTest(PrivilegedTestCase):
+
+    def setUp(self):
+        super().setUp()
+        for name in ('RUNTIME', 'SYSTEMD'):
+            patched = mock.patch.object(privileged, name, self.path(name))
+            patched.start()
+            self.addCleanup(patched.stop)
+
+    def start(self):
+        return privileged.start_hydrator('volume-1', ['--size', '5'], 10)
+
+    def arguments(self):
+        return ('run --detach --runtime %(runtime)s/volume-1 '
+                '--marks %(runtime)s/devices --size 5'
+                % {'runtime': self.path('RUNTIME')})
+
+    def test_it_is_started_in_the_background(self):
+        self.program('localstor-hydrator', 'echo "$*"')
+        self.assertEqual((0, self.arguments() + '\n', ''), self.start())
+
+    def test_it_gets_a_scope_of_its_own_where_systemd_runs(self):
+        os.mkdir(self.path('SYSTEMD'))
+        self.program('systemd-run', 'echo "$*"')
+        self.assertEqual(
+            (0, '--quiet --scope --collect localstor-hydrator %s\n'
+             % self.arguments(), ''), self.start())
+
+    def serve(self, answer):
+        """Answer one line on the socket of a helper; what was asked."""
+        directory = os.path.join(self.path('RUNTIME'), 'volume-1')
+        os.makedirs(directory)
+        listener = socket.socket(socket.AF_UNIX)
+        self.addCleanup(listener.close)
+        listener.bind(os.path.join(directory, 'control'))
+        listener.listen()
+        asked = []
+
+        def run():
+            connection = listener.accept()[0]
+            asked.append(connection.recv(4096))
+            connection.sendall(answer)
+            connection.close()
+        thread = threading.Thread(target=run)
+        thread.start()
+        self.addCleanup(thread.join)
+        return asked
+
+    def ask(self):
+        return privileged.ask_hydrator('volume-1', '{"command": "x"}', 5)
+
+    def test_question_and_answer_are_lines(self):
+        asked = self.serve(b'{"ok": true}\nnot this')
+        self.assertEqual('{"ok": true}\n', self.ask())
+        self.assertEqual([b'{"command": "x"}\n'], asked)
+
+    def test_nobody_answers(self):
+        self.assertRaises(OSError, self.ask)
 
 
 class FileTest(PrivilegedTestCase):

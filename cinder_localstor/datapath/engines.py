@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engines of a node, and the one that its option wants."""
+
+from typing import Any
+
+from oslo_log import log as logging
+
+from cinder_localstor.datapath import clone
+from cinder_localstor.datapath import engine
+from cinder_localstor.datapath import hydrator
+from cinder_localstor import exception
+from cinder_localstor.node import interface
+
+LOG = logging.getLogger(__name__)
+
+AUTO = 'auto'
+
+
+class Engines:
+    """All engines: a move keeps the one that it began with."""
+
+    def __init__(self, node: interface.Node, configuration: Any) -> None:
+        self._configuration = configuration
+        self._engines: dict[str, engine.Engine] = {
+            # The one that is wanted by 'auto' first
+            hydrator.NAME: hydrator.HydratorEngine(node, configuration),
+            clone.TARGET: clone.CloneEngine(node)}
+        self._chosen = ''
+
+    def named(self, name: str) -> engine.Engine:
+        """The engine of a move that has begun."""
+        return self._engines[name]
+
+    def chosen(self) -> engine.Engine:
+        """What moves that begin now get.
+
+        :raises NoDataPath: this node can't run what the option wants
+        """
+        if not self._chosen:
+            self._chosen = self._choose()
+        return self._engines[self._chosen]
+
+    def _choose(self) -> str:
+        wanted = self._configuration.localstor_data_path
+        if wanted != AUTO:
+            self._engines[wanted].check()
+            return wanted
+        *better, last = self._engines
+        for name in better:
+            try:
+                self._engines[name].check()
+                return name
+            except exception.NoDataPath as error:
+                LOG.warning('Volumes will move here with %(last)s: %(error)s',
+                            {'last': last, 'error': error})
+        self._engines[last].check()
+        return last

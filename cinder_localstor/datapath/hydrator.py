@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine `hydrator`: a process of ours, localstor-hydrator.
+
+Its device is under a linear node, so that the handle lies on a name which
+stays the same when the process gets another device after a restart of the
+node.  The format of its metadata: hydrator/core/FORMAT.md.
+"""
+
+from typing import Any
+
+from oslo_utils import units
+
+from cinder_localstor.datapath import engine
+from cinder_localstor.datapath import regions
+from cinder_localstor.datapath import transfer
+from cinder_localstor.node import interface
+
+NAME = 'hydrator'
+
+LEAST_JOURNAL, MOST_JOURNAL = 256, 16384  # blocks
+VOLUME_PER_JOURNAL_BLOCK = 64 * units.Mi  # bytes
+# 63 of a block's 64 bytes are bits, one for each 4 KiB.
+VOLUME_PER_BITMAP_BLOCK = 126 * units.Mi  # bytes
+SUPERBLOCKS = 2
+
+HYDRATIONS = {
+    # It recovers what it knew before it was restarted.
+    'opening': engine.Hydration.RUNNING,
+    'starting': engine.Hydration.OFF,
+    'migrating': engine.Hydration.RUNNING,
+    'stalled': engine.Hydration.RUNNING,
+    'done': engine.Hydration.DONE,
+    'broken': engine.Hydration.FAILED,
+    'closing': engine.Hydration.MISSING,
+}
+
+
+def metadata_size(size: int) -> int:
+    """Bytes of map and journal for a volume of `size` bytes, in extents."""
+    journal = min(max(-(-size // VOLUME_PER_JOURNAL_BLOCK), LEAST_JOURNAL),
+                  MOST_JOURNAL)
+    bitmap = -(-size // VOLUME_PER_BITMAP_BLOCK)
+    return regions.in_extents((SUPERBLOCKS + journal + bitmap)
+                              * regions.BLOCK)
+
+
+class HydratorEngine(engine.Engine):
+    """A localstor-hydrator with its metadata in a logical volume."""
+
+    name = NAME
+
+    def __init__(self, node: interface.Node, configuration: Any) -> None:
+        super().__init__(node)
+        self._configuration = configuration
+
+    def check(self) -> None:
+        self._node.hydrators.check()
+
+    def node_name(self, copy: str) -> str:
+        return copy + '-hydrator'
+
+    def create_map(self, move: transfer.Transfer) -> None:
+        name = self._map_name(move)
+        group = self._node.metadata
+        if group.create(name, metadata_size(move.size),
+                        transfer.tags(map=move.move_id)):
+            # It takes metadata that begin with zeros for new ones.
+            group.zero(name, SUPERBLOCKS * regions.BLOCK)
+
+    def build(self, move: transfer.Transfer, source: str) -> None:
+        self._check_map(move)
+        configuration = self._configuration
+        device = self._node.hydrators.start(
+            move.destination_name, interface.Hydrator(
+                move_id=move.move_id,
+                data=self._node.volumes.path(move.destination_name),
+                metadata=self._node.metadata.path(self._map_name(move)),
+                source=source, size=move.size,
+                zeroed=self._node.volumes.thin,
+                minimum=configuration.localstor_hydration_min_rate * units.Mi,
+                source_timeout=configuration.localstor_source_timeout))
+        name = self.node_name(move.destination_name)
+        table = [interface.Segment(0, move.size // interface.SECTOR,
+                                   'linear', device + ' 0')]
+        device_mapper = self._node.device_mapper
+        if device_mapper.exists(name):
+            device_mapper.reload(name, table)
+        else:
+            device_mapper.create(name, table)
+
+    def start_hydration(self, move: transfer.Transfer) -> None:
+        self._node.hydrators.hydrate(move.destination_name)
+
+    def progress(self, move: transfer.Transfer,
+                 devices: dict[str, interface.Device]) -> engine.Progress:
+        status = self._node.hydrators.status(move.destination_name)
+        if (status is None
+                or self.node_name(move.destination_name) not in devices):
+            return engine.Progress(engine.Hydration.MISSING)
+        return engine.Progress(HYDRATIONS[status.state], status.local,
+                               move.size, status.rate)
+
+    def throttle(self, move: transfer.Transfer, limit: int | None) -> None:
+        self._node.hydrators.throttle(
+            move.destination_name, limit,
+            self._configuration.localstor_hydration_min_rate * units.Mi)
+
+    def remove(self, move: transfer.Transfer) -> None:
+        self._node.device_mapper.remove(
+            self.node_name(move.destination_name))
+        self._node.hydrators.end(move.destination_name)

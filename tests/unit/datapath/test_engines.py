@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import unittest
+from unittest import mock
+
+import ddt
+
+from cinder_localstor.datapath import engines
+from cinder_localstor import exception
+from cinder_localstor.node import simulated
+from tests.unit.datapath import test_destination
+
+NO_HELPER = exception.HydratorMissing(host='b', reason='no such file')
+NO_CLONE = exception.NoDataPath(host='b', target='clone')
+
+
+@ddt.ddt
+class EnginesTest(unittest.TestCase):
+
+    def setUp(self):
+        self.node = simulated.SimulatedNode('b', {})
+
+    def engines(self, data_path):
+        return engines.Engines(
+            self.node, test_destination.configuration(data_path))
+
+    def lacks(self, part, method, error):
+        patched = mock.patch.object(part, method, side_effect=error)
+        patched.start()
+        self.addCleanup(patched.stop)
+
+    def lacks_helper(self):
+        self.lacks(self.node.hydrators, 'check', NO_HELPER)
+
+    def lacks_clone(self):
+        self.lacks(self.node.device_mapper, 'check_target', NO_CLONE)
+
+    @ddt.data(('auto', 'hydrator'), ('hydrator', 'hydrator'),
+              ('clone', 'clone'))
+    @ddt.unpack
+    def test_node_that_has_both(self, data_path, name):
+        self.assertEqual(name, self.engines(data_path).chosen().name)
+
+    def test_auto_does_without_the_helper(self):
+        self.lacks_helper()
+        self.assertEqual('clone', self.engines('auto').chosen().name)
+
+    def test_choice_is_made_once(self):
+        found = self.engines('auto')
+        self.assertEqual('hydrator', found.chosen().name)
+        self.lacks_helper()
+        self.assertEqual('hydrator', found.chosen().name)
+
+    @ddt.data('auto', 'clone')
+    def test_node_that_has_neither(self, data_path):
+        self.lacks_helper()
+        self.lacks_clone()
+        with self.assertRaises(exception.NoDataPath) as caught:
+            self.engines(data_path).chosen()
+        self.assertIn('dm-clone', str(caught.exception))
+
+    def test_helper_that_is_wanted_and_missing(self):
+        self.lacks_helper()
+        with self.assertRaises(exception.HydratorMissing) as caught:
+            self.engines('hydrator').chosen()
+        self.assertIn('pip install', str(caught.exception))
+
+    def test_move_keeps_the_engine_that_it_began_with(self):
+        self.assertEqual('hydrator',
+                         self.engines('clone').named('hydrator').name)
