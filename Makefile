@@ -54,10 +54,12 @@ unit-test: setup
 
 # New walks and pairs each time; what fails says how to repeat it.  Then the
 # tests in the lab that take longest: dozens of moves at once, again and again.
+# Then all of them, with the two data paths exchanged.
 soak: setup lab-programs
 	LOCALSTOR_SOAK_WALKS=2000 LOCALSTOR_SOAK_PAIRS=500 \
 	    $(VENV)/bin/stestr run 'test_walk|test_pairs'
 	LOCALSTOR_MANY=50 $(RUN_LAB_TESTS) '$(LONG)'; $(LAB_DOWN)
+	LOCALSTOR_DATA_PATHS=clone,hydrator $(RUN_LAB_TESTS); $(LAB_DOWN)
 
 rust-test: setup rust
 	for workspace in $(WORKSPACES); do \
@@ -66,10 +68,14 @@ rust-test: setup rust
 	     $(CARGO) test --locked --workspace --release) || exit 1; \
 	done
 
-# What the lab runs of our own that is not Python
-lab-programs: rust
+# What the lab runs of our own that is not Python.  The helper is installed as
+# on a node, from its wheel.
+lab-programs: setup rust
 	cd lab/disk && $(CARGO) build --locked --release
-	cd hydrator && $(CARGO) build --locked --release
+	$(VENV)/bin/maturin build --quiet --release --locked --strip \
+	    -m hydrator/daemon/Cargo.toml --out hydrator/target/wheels
+	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --reinstall \
+	    hydrator/target/wheels/*.whl
 
 rust:
 	@found=$$($(CARGO) --version 2>/dev/null | cut -d' ' -f2); \

@@ -17,6 +17,7 @@ import rich.panel
 import rich.progress
 import rich.table
 
+from lab import arrival
 from lab import cloud as clouds
 from lab import errors
 from lab import node as nodes
@@ -182,18 +183,10 @@ class Story:
 
     def arrived(self, attachment: users.Attachment
                 ) -> tuple[int, int] | None:
-        """MiB that are here and that there are; None if no clone is left."""
-        name = attachment.device.rpartition('/')[2].replace('-handle',
-                                                            '-clone')
+        """MiB that are here and that there are; None if all has arrived."""
         assert attachment.node is not None
-        out = attachment.node.run(['dmsetup', 'status', '--noflush', name],
-                                  check=False)
-        words = out.stdout.split()
-        if out.returncode or 'clone' not in words:
-            return None
-        region = int(words[5]) * 512
-        here, total = (int(word) for word in words[6].split('/'))
-        return here * region >> 20, total * region >> 20
+        found = arrival.look(attachment.node, attachment.device)
+        return found and (found.local >> 20, found.total >> 20)
 
     def arrive(self, attachment: users.Attachment) -> None:
         """Watch the periodic task finish the move."""

@@ -35,7 +35,7 @@ PROGRAMS = {
 MODULES = (
     'virtio_blk', 'configfs', 'dm-mod', 'dm-clone', 'dm-thin-pool',
     'dm-snapshot', 'dm-flakey', 'sg', 'sd_mod', 'iscsi_tcp',
-    'target_core_mod', 'target_core_iblock', 'target_core_file',
+    'nbd', 'target_core_mod', 'target_core_iblock', 'target_core_file',
     'iscsi_target_mod')
 
 

@@ -13,12 +13,19 @@ import time
 import testtools
 from testtools import content
 
+from lab import arrival
 from lab import cloud as clouds
+from lab import configuration
 from lab import leftovers
 from lab import user as users
 
 # Seconds
 PATIENCE = 180
+# Of the backends `local` and `thin`.  The soak has them the other way round.
+DATA_PATHS = os.environ.get('LOCALSTOR_DATA_PATHS',
+                            'hydrator,clone').split(',')
+# A move spends most of its time with waiting, and with wiping what was copied.
+QUICK = {'localstor_monitor_interval': 2, 'volume_clear_size': 64}
 NATIVE_THREADS = {'OS_CINDER_DISABLE_EVENTLET_PATCHING': '1'}
 
 
@@ -26,7 +33,9 @@ NATIVE_THREADS = {'OS_CINDER_DISABLE_EVENTLET_PATCHING': '1'}
 def cloud():
     """The lab of all tests, up."""
     found = clouds.Cloud(os.environ.get('LOCALSTOR_LAB', 'test'))
-    found.up(nodes=3, disks='volatile')
+    found.up(nodes=3, disks='volatile', options={
+        backend: {'localstor_data_path': path} | QUICK
+        for backend, path in zip(configuration.BACKENDS, DATA_PATHS)})
     # One node with eventlet, one with native threads: each test tries both.
     node = found.node('node2')
     if not NATIVE_THREADS.items() <= node.environment.items():
@@ -130,21 +139,16 @@ class LabTestCase(testtools.TestCase):
     def copy_name(self, attachment):
         return os.path.basename(attachment.device).removesuffix('-handle')
 
-    def status(self, attachment):
-        """The target and the status of the clone under a handle."""
-        out = attachment.node.run(['dmsetup', 'status', '--noflush'],
-                                  check=False).stdout
-        for line in out.splitlines():
-            if line.startswith(self.copy_name(attachment) + '-clone:'):
-                return line
-        return ''
+    def arrival(self, attachment):
+        """How far the volume is; None when it does not arrive."""
+        return arrival.look(attachment.node, attachment.device)
 
     def wait_until_hydration_runs(self, attachment):
         """Wait until something has arrived, but not everything."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
-            line = self.status(attachment)
-            if line and 'no_hydration' not in line:
+            found = self.arrival(attachment)
+            if found and found.hydrating:
                 return
             time.sleep(0.2)
         self.fail('Hydration of %s does not begin' % attachment.device)
@@ -154,12 +158,12 @@ class LabTestCase(testtools.TestCase):
         end = time.monotonic() + timeout
         name = self.copy_name(attachment).removeprefix('volume-')
         while time.monotonic() < end:
-            if not self.status(attachment) and not any(
+            if not self.arrival(attachment) and not any(
                     row['id'] == name for row in self.user.volumes()):
                 return
             time.sleep(0.5)
         self.fail('%s has not arrived: %s' % (attachment.device,
-                                              self.status(attachment)))
+                                              self.arrival(attachment)))
 
     def other(self, node):
         return next(found for found in self.nodes if found is not node

@@ -15,6 +15,7 @@ import uuid
 from keystoneauth1 import exceptions
 
 from lab import cloud as clouds
+from lab import configuration
 from lab import sparse
 from lab import user as users
 from tests.lab import base
@@ -146,6 +147,30 @@ class AwayTest(HazardTestCase):
         self.assertEqual(self.content, self.checksum(self.moved, size=20))
 
 
+class ConstantLoadTest(HazardTestCase):
+
+    def test_h4_volume_arrives_under_constant_load(self):
+        if 'hydrator' not in base.DATA_PATHS:
+            self.skipTest('dm-clone waits for a pause')
+        volume = self.create(volume_type=configuration.BACKENDS[
+            base.DATA_PATHS.index('hydrator')])
+        attachment = self.attach(volume, self.home(volume))
+        self.write_stamp(attachment, 'far away', block=200000)
+        self.detach(attachment)
+        moved = self.attach(volume, self.other(attachment.node))
+        load = self.background(
+            moved.node, 'exec fio --name=guest --filename=%s --direct=1 '
+            '--ioengine=io_uring --rw=randrw --bs=4k --iodepth=4 --size=256m '
+            '--time_based --runtime=600 & echo $!; wait' % moved.device)
+        self.wait_until_arrived(moved)
+        pid = self.output(moved.node, load).split()[0]
+        moved.node.run(['kill', pid])
+        self.wait_for('the load has ended', lambda: moved.node.run(
+            ['kill', '-0', pid], check=False).returncode)
+        self.assertNotIn('error=', self.output(moved.node, load))
+        self.assertEqual('far away', self.read_stamp(moved, block=200000))
+
+
 class SplitBrainTest(HazardTestCase):
 
     def test_h8_source_that_comes_back_late_is_not_activated(self):
@@ -155,7 +180,7 @@ class SplitBrainTest(HazardTestCase):
         self.wait_until_hydration_runs(moved)
         source.service('cinder-volume').kill()
         self.wait_for('the volume stands alone',
-                      lambda: not self.status(moved))
+                      lambda: not self.arrival(moved))
         self.write_stamp(moved, 'newer')
         self.cut_power(source)
         source.start()

@@ -28,7 +28,7 @@ class LiveMigrationTest(base.LabTestCase):
     def test_guest_writes_on_the_source_until_it_leaves(self):
         self.checksum(self.second)
         time.sleep(6)  # a look of the periodic task, which must do nothing
-        self.assertIn('no_hydration', self.status(self.second))
+        self.assertFalse(self.arrival(self.second).hydrating)
         self.write(self.first, offset=8, size=8)
         content = self.checksum(self.first)
         self.detach(self.first)
@@ -45,7 +45,7 @@ class LiveMigrationTest(base.LabTestCase):
         self.write(self.second, offset=8, size=8)
         content = self.checksum(self.second)
         time.sleep(12)
-        self.assertIn('no_hydration', self.status(self.second))
+        self.assertFalse(self.arrival(self.second).hydrating)
         self.source.run(['sh', '-c', 'kill $(cat /run/guest)'])
         self.wait_until_arrived(self.second)
         self.assertEqual(content, self.checksum(self.second))

@@ -51,8 +51,7 @@ class ThinLioMoveTest(MoveTest):
     volume_type = 'thin'
 
 
-class InterruptedMoveTest(base.LabTestCase):
-    """A move survives whatever happens in the middle of it."""
+class InterruptedMoveTestCase(base.LabTestCase):
 
     def setUp(self):
         super().setUp()
@@ -72,6 +71,10 @@ class InterruptedMoveTest(base.LabTestCase):
         self.assertEqual(self.content, self.checksum(self.moved, size=20))
         self.assertEqual(self.added,
                          self.checksum(self.moved, offset=1000, size=10))
+
+
+class InterruptedMoveTest(InterruptedMoveTestCase):
+    """A move survives whatever happens in the middle of it."""
 
     def test_restart_of_both_drivers(self):
         for node in (self.destination, self.source):
@@ -109,6 +112,33 @@ class InterruptedMoveTest(base.LabTestCase):
                 return
             time.sleep(0.5)
         self.fail('%s does not come back' % self.moved.device)
+
+
+class HelperTest(InterruptedMoveTestCase):
+    """The native helper dies in the middle of a move."""
+
+    def setUp(self):
+        if base.DATA_PATHS[0] != 'hydrator':
+            self.skipTest('dm-clone has no process')
+        super().setUp()
+
+    def kill(self, name):
+        """Kill processes of helpers on the destination; their number."""
+        found = self.destination.run(['pgrep', '-f', name]).stdout.split()
+        self.destination.run(['kill', '-9', *found])
+        return len(found)
+
+    def test_helper_dies_and_starts_again(self):
+        self.assertEqual(1, self.kill('localstor-hydrator run'))
+        self.assert_whole()
+        self.wait_until_arrived(self.moved)
+        self.assert_whole()
+
+    def test_helper_dies_with_what_watches_over_it(self):
+        self.assertGreater(self.kill('localstor-hydrator'), 1)
+        self.assert_whole()
+        self.wait_until_arrived(self.moved)
+        self.assert_whole()
 
 
 class RemoteConnectionTest(base.LabTestCase):
@@ -243,4 +273,5 @@ class SetupErrorTest(base.LabTestCase):
                   '/etc/modprobe.d/no-clone.conf; rmmod dm_clone'])
         self.addCleanup(node.run,
                         ['rm', '/etc/modprobe.d/no-clone.conf'])
-        self.fails_with("no device-mapper target 'clone'")
+        self.fails_with("no device-mapper target 'clone'",
+                        {'localstor_data_path': 'clone'})

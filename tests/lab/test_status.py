@@ -35,7 +35,7 @@ class StatusTest(base.LabTestCase):
         self.assertEqual((0, 'migrating', 'running'), (
             status, line['State'], line['Hydration']), line)
         self.assertEqual(3 << 30, line['Total'])
-        self.assertTrue(line['Handle on'][0].endswith('-clone'), line)
+        self.assertRegex(line['Handle on'][0], '-(clone|hydrator)$')
         self.wait_until_arrived(moved)
         status, line = self.line_of(volume, moved.node)
         self.assertEqual((0, None, []), (

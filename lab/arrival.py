@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a volume is that arrives on a node, as its engine tells."""
+
+import dataclasses
+import json
+import os
+import sys
+
+from lab import node as nodes
+
+SECTOR = 512  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """What the engine under a handle tells; `local` and `total` in bytes."""
+
+    engine: str
+    hydrating: bool
+    local: int
+    total: int
+
+
+def look(node: nodes.Node, device: str) -> Arrival | None:
+    """The arrival behind a handle; None when it lies on its own volume.
+
+    :param device: of the handle
+    """
+    copy = os.path.basename(device).removesuffix('-handle')
+    program = os.path.join(os.path.dirname(sys.executable),
+                           'localstor-hydrator')
+    text = node.run(
+        ['sh', '-c', 'dmsetup status --noflush "$1-clone" 2>/dev/null || '
+         '"$0" status "/run/localstor/$1" 2>/dev/null', program, copy],
+        check=False).stdout
+    if text.startswith('{'):
+        status = json.loads(text)
+        return Arrival('hydrator', status['state'] != 'starting',
+                       status['local'], status['size'])
+    words = text.split()
+    if 'clone' not in words:
+        return None
+    region = int(words[5]) * SECTOR
+    local, total = (int(word) * region for word in words[6].split('/'))
+    return Arrival('clone', 'no_hydration' not in words, local, total)
