@@ -9,6 +9,7 @@ import sys
 from lab import node as nodes
 
 SECTOR = 512  # bytes
+PROGRAM = os.path.join(os.path.dirname(sys.executable), 'localstor-hydrator')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +27,10 @@ def look(node: nodes.Node, device: str) -> Arrival | None:
 
     :param device: of the handle
     """
-    copy = os.path.basename(device).removesuffix('-handle')
-    program = os.path.join(os.path.dirname(sys.executable),
-                           'localstor-hydrator')
     text = node.run(
         ['sh', '-c', 'dmsetup status --noflush "$1-clone" 2>/dev/null || '
-         '"$0" status "/run/localstor/$1" 2>/dev/null', program, copy],
-        check=False).stdout
+         '"$0" status "/run/localstor/$1" 2>/dev/null', PROGRAM,
+         _copy(device)], check=False).stdout
     if text.startswith('{'):
         status = json.loads(text)
         return Arrival('hydrator', status['state'] != 'starting',
@@ -43,3 +41,17 @@ def look(node: nodes.Node, device: str) -> Arrival | None:
     region = int(words[5]) * SECTOR
     local, total = (int(word) * region for word in words[6].split('/'))
     return Arrival('clone', 'no_hydration' not in words, local, total)
+
+
+def throttle(node: nodes.Node, device: str, rate: int | None = None) -> None:
+    """Let a helper copy so many bytes per second, or as it was started with.
+
+    Where another engine works, or none does, nothing happens.
+    """
+    limits = ['--limit', str(rate), '--minimum', str(rate)] if rate else []
+    node.run([PROGRAM, 'throttle', '/run/localstor/' + _copy(device),
+              *limits], check=False)
+
+
+def _copy(device: str) -> str:
+    return os.path.basename(device).removesuffix('-handle')

@@ -21,6 +21,8 @@ from lab import user as users
 
 # Seconds
 PATIENCE = 180
+# Bytes per second of a move that is not to end yet
+SLOW = 2 << 20
 # Of the backends `local` and `thin`.  The soak has them the other way round.
 DATA_PATHS = os.environ.get('LOCALSTOR_DATA_PATHS',
                             'hydrator,clone').split(',')
@@ -54,6 +56,7 @@ class LabTestCase(testtools.TestCase):
         self.nodes = self.cloud.nodes
         self.volumes = []
         self.attachments = []
+        self.held = []
         before = self.everything()
         self.addCleanup(self.assert_nothing_left, before)
         self.addCleanup(self.clean_up)
@@ -83,6 +86,7 @@ class LabTestCase(testtools.TestCase):
         self.assertEqual({}, left)
 
     def clean_up(self):
+        self.let_go()
         for attachment in self.attachments:
             self.user.detach(attachment)
         for volume in self.volumes:
@@ -143,18 +147,30 @@ class LabTestCase(testtools.TestCase):
         """How far the volume is; None when it does not arrive."""
         return arrival.look(attachment.node, attachment.device)
 
-    def wait_until_hydration_runs(self, attachment):
-        """Wait until something has arrived, but not everything."""
+    def hold_in_mid_move(self, attachment):
+        """Wait until hydration runs, and let a helper hardly go on.
+
+        dm-clone, which can't be told, takes its time anyhow.
+        """
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             found = self.arrival(attachment)
             if found and found.hydrating:
+                self.held.append(attachment)
+                arrival.throttle(attachment.node, attachment.device, SLOW)
                 return
             time.sleep(0.2)
         self.fail('Hydration of %s does not begin' % attachment.device)
 
+    def let_go(self):
+        """Let go on what was held."""
+        while self.held:
+            attachment = self.held.pop()
+            arrival.throttle(attachment.node, attachment.device)
+
     def wait_until_arrived(self, attachment, timeout=PATIENCE):
         """Wait until a volume's move has ended in every respect."""
+        self.let_go()
         end = time.monotonic() + timeout
         name = self.copy_name(attachment).removeprefix('volume-')
         while time.monotonic() < end:

@@ -24,7 +24,7 @@ class ChainTestCase(base.LabTestCase):
         if self.attachment:
             self.detach(self.attachment)
         self.attachment = self.attach(self.volume, node)
-        self.wait_until_hydration_runs(self.attachment)
+        self.hold_in_mid_move(self.attachment)
 
     def add(self, offset, size=10):
         self.write(self.attachment, offset=offset, size=size)

@@ -121,6 +121,7 @@ class AwayTest(HazardTestCase):
         self.addCleanup(destination.run, ['mv', ISCSID_CONF + '.before',
                                           ISCSID_CONF])
         self.moved = self.attach(self.volume, destination)
+        self.hold_in_mid_move(self.moved)
         self.write_stamp(self.moved, 'arrived', block=30000)
 
     def test_h9_everything_else_goes_on_and_then_the_move(self):
@@ -177,8 +178,9 @@ class SplitBrainTest(HazardTestCase):
         volume = self.create()
         source = self.home(volume)
         moved = self.attach(volume, self.other(source))
-        self.wait_until_hydration_runs(moved)
+        self.hold_in_mid_move(moved)
         source.service('cinder-volume').kill()
+        self.let_go()
         self.wait_for('the volume stands alone',
                       lambda: not self.arrival(moved))
         self.write_stamp(moved, 'newer')
@@ -281,7 +283,7 @@ class AnyTimeTest(HazardTestCase):
         self.write_stamp(first, 'written first')
         self.detach(first)
         self.moved = self.attach(self.volume, self.other(source))
-        self.wait_until_hydration_runs(self.moved)
+        self.hold_in_mid_move(self.moved)
 
     def assert_arrives(self):
         self.assertEqual('written first', self.read_stamp(self.moved))

@@ -65,7 +65,7 @@ class InterruptedMoveTestCase(base.LabTestCase):
         self.destination = self.moved.node
         self.write(self.moved, offset=1000, size=10)
         self.added = self.checksum(self.moved, offset=1000, size=10)
-        self.wait_until_hydration_runs(self.moved)
+        self.hold_in_mid_move(self.moved)
 
     def assert_whole(self):
         self.assertEqual(self.content, self.checksum(self.moved, size=20))

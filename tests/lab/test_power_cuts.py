@@ -67,13 +67,12 @@ class MoveTest(PowerCutTestCase):
         self.assert_whole()
 
     def test_both_nodes_while_the_data_arrives(self):
-        self.wait_until_hydration_runs(self.moved)
+        self.hold_in_mid_move(self.moved)
         self.restart(self.moved.node, self.source, lose='tear')
         self.assert_arrives()
 
     def test_both_nodes_when_the_handle_has_just_been_swapped(self):
-        self.wait_until_hydration_runs(self.moved)
-        while self.status(self.moved):
+        while self.arrival(self.moved):
             time.sleep(0.05)
         self.restart(self.moved.node, self.source)
         self.assert_arrives()

@@ -16,6 +16,7 @@ class SecurityTest(base.LabTestCase):
 
     def begin(self):
         self.moved = self.attach(self.volume, self.destination)
+        self.hold_in_mid_move(self.moved)
         self.iqn = self.sessions(self.destination)[0]
 
     def record(self):
@@ -58,7 +59,6 @@ class SecurityTest(base.LabTestCase):
         disk = self.destination.run(
             ['sh', '-c', 'cat /sys/block/sd*/ro']).stdout.split()
         self.assertEqual(['1'], disk)
-        self.wait_until_hydration_runs(self.moved)
         handle = [name for name in self.lines(self.source, 'dmsetup', 'ls')
                   if name.endswith('-handle')][0]
         written = self.source.run(
@@ -84,7 +84,6 @@ class SecurityTest(base.LabTestCase):
         self.assert_hidden()
         self.detach(first)
         self.begin()
-        self.wait_until_hydration_runs(self.moved)
         self.assert_hidden()
         self.wait_until_arrived(self.moved)
         self.assert_hidden()
@@ -108,7 +107,7 @@ class TargetDaemonTest(base.LabTestCase):
         content = self.checksum(first, size=20)
         self.detach(first)
         moved = self.attach(volume, self.other(first.node))
-        self.wait_until_hydration_runs(moved)
+        self.hold_in_mid_move(moved)
         first.node.service('tgtd').kill()
         first.node.service('tgtd').start()
         self.assertEqual(content, self.checksum(moved, size=20))

@@ -30,7 +30,7 @@ class StatusTest(base.LabTestCase):
     def test_move_is_shown_while_it_runs_and_all_is_well_after_it(self):
         volume = self.create(size=3)
         moved = self.attach(volume, self.other(self.home(volume)))
-        self.wait_until_hydration_runs(moved)
+        self.hold_in_mid_move(moved)
         status, line = self.line_of(volume, moved.node)
         self.assertEqual((0, 'migrating', 'running'), (
             status, line['State'], line['Hydration']), line)
