@@ -199,7 +199,7 @@ class RemanenceTest(HazardTestCase):
         source = self.home(volume)
         first = self.attach(volume, source)
         self.write_stamp(first, MARKER, block=1000)
-        source.run(['sync'])
+        source.run(['sync', first.device])
         self.assertTrue(self.is_on_disk(source))
         self.detach(first)
         moved = self.attach(volume, self.other(source))

@@ -8,7 +8,9 @@ use clap::{CommandFactory, Parser};
 use localstor_hydrator::arguments::{Arguments, Command};
 use localstor_hydrator::protocol::Request;
 use localstor_hydrator::serve::End;
-use localstor_hydrator::{ERROR_PREFIX, client, exit, launcher, leftover, offline, serve, supervisor};
+use localstor_hydrator::{
+    ERROR_PREFIX, client, exit, launcher, leftover, offline, serve, supervisor,
+};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
