@@ -467,7 +467,8 @@ class Chaos(_LabCommand):
 
     Users create, attach, move, live-migrate, extend, detach and delete
     volumes, with guests that write stamps on them. Meanwhile cinder-volume,
-    tgtd and iscsid are killed, nodes lose their power and networks are cut.
+    tgtd, iscsid and native helpers are killed, nodes lose their power and
+    networks are cut.
     At the end everything is mended: every stamp must be there, every move
     must end, and nothing may be left on any node.
 

@@ -132,6 +132,7 @@ class Faults:
             (2, self._orderly_restart),
             (3, lambda: self._service('tgtd', (0, 20))),
             (3, lambda: self._service('iscsid', (0, 20))),
+            (3, self._helpers),
             (4, self._power_cut),
             (4, self._cut_nodes),
             (2, lambda: self._cut_off('rabbitmq')),
@@ -156,6 +157,13 @@ class Faults:
         service = node.service('cinder-volume')
         return Fault(f'cinder-volume on {node.name} restarted', node.name,
                      (0, 1), service.stop, service.start)
+
+    def _helpers(self) -> Fault:
+        node = self._node()
+        return Fault(f'native helpers on {node.name} killed', node.name,
+                     (0, 1), lambda: node.run(
+                         ['pkill', '-9', '-f', 'localstor-hydrator run'],
+                         check=False), lambda: None)
 
     def _power_cut(self) -> Fault:
         node = self._node()

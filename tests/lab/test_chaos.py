@@ -12,7 +12,7 @@ from lab import cloud as clouds
 class ChaosTest(testtools.TestCase):
     """A short run; ``python -m lab chaos`` makes long ones."""
 
-    # In which a node loses its power, and a tgtd and a cinder-volume die
+    # In which helpers and a cinder-volume die, and a node loses its power
     SEED = 2
 
     def test_nothing_is_lost_and_nothing_is_left(self):
