@@ -151,7 +151,8 @@ class Node:
         shutil.rmtree(runtime, ignore_errors=True)
         self._network.add_node(self.name)
         argv = ['taskset', '--cpu-list', str(self._cpu),
-                str(self._kernel.image), f'mem={self._settings["memory"]}',
+                f'{_SOURCE}/pulse.sh', str(self._kernel.image),
+                f'mem={self._settings["memory"]}',
                 f'umid={self.name}', f'uml_dir={self._layout.runtime}',
                 'rootfstype=hostfs', 'rootflags=/', 'root=/dev/root', 'ro',
                 'init=/bin/sh', 'con=null', 'con0=null,fd:1',
