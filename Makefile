@@ -14,6 +14,7 @@ LONG := $(LONG)|test_chaos|test_hydrator
 LONG := $(LONG)|test_back_to_the_first|test_power_cut_of_the_destination
 LONG := $(LONG)|test_h18_shelved|test_peer_that_is_down|test_no_such_volume
 LONG := $(LONG)|test_kernel_without|ThinLioMoveTest.test_user_sees
+LONG := $(LONG)|just_been_swapped
 
 .PHONY: help setup demo test unit-test rust-test rust lab-test lab-programs \
         soak lab-kernel lab-up lab-down clean
