@@ -93,6 +93,9 @@ pub enum FrontendKind {
     Nbd,
     /// An NBD server on the socket "nbd" in the runtime directory
     Socket,
+    /// A vhost-user-blk server on the socket "vhost" in the runtime directory,
+    /// for a virtual machine
+    VhostUserBlk,
 }
 
 /// Where to serve a volume: in the foreground, or behind a supervisor.

@@ -22,6 +22,8 @@ pub(crate) const CONTROL: &str = "control";
 const DEVICE: &str = "device";
 /// The name of the NBD socket.
 const SOCKET: &str = "nbd";
+/// The name of the vhost-user-blk socket.
+const VHOST: &str = "vhost";
 /// The names of what a supervisor has there: its lock, the log, and the log
 /// before that one.
 const LOCK: &str = "lock";
@@ -154,6 +156,10 @@ impl Runtime {
         self.directory.join(SOCKET)
     }
 
+    pub(crate) fn vhost(&self) -> PathBuf {
+        self.directory.join(VHOST)
+    }
+
     /// The device of a predecessor: its kind and number.
     pub(crate) fn predecessor(&self) -> Option<(FrontendKind, u32)> {
         let device = self.device()?;
@@ -203,7 +209,7 @@ impl Runtime {
     /// Removes what is in it, and the directory if nothing else is. The control
     /// socket goes last: nobody begins anew here before the rest is gone.
     pub(crate) fn remove(&self) -> anyhow::Result<()> {
-        for name in [DEVICE, MOVE, SOCKET, LOG, OLD_LOG, LOCK, CONTROL] {
+        for name in [DEVICE, MOVE, SOCKET, VHOST, LOG, OLD_LOG, LOCK, CONTROL] {
             remove(&self.directory.join(name))?;
         }
         let _ = std::fs::remove_dir(&self.directory);

@@ -18,6 +18,7 @@ use localstor_hydrator_core::{
 use localstor_hydrator_disks::{Access, Disk, Memory, Owner, Ring};
 use localstor_hydrator_frontends::nbd::Nbd;
 use localstor_hydrator_frontends::ublk::{self, Ublk};
+use localstor_hydrator_frontends::vhost::VhostUserBlk;
 use localstor_hydrator_frontends::{Arrival, Frontend, Geometry, Outcome, Stage};
 use tracing::{error, info, warn};
 
@@ -118,7 +119,8 @@ impl Server {
             logical_block: config.logical_block_size,
         };
         let ublk = ublk_settings(settings, None, geometry);
-        let frontend = Nbd::memory().max(Ublk::memory(&ublk));
+        let frontend = [Nbd::memory(), Ublk::memory(&ublk), VhostUserBlk::memory()];
+        let frontend = frontend.into_iter().max().unwrap_or(0);
         let mut memory = Memory::new(SUPERBLOCKS + engine::memory_needed(&config) + frontend)?;
         ring.register_memory(memory.whole());
         let volume = open_volume(settings, &config, &disks, &mut ring, &mut memory)?;
@@ -328,6 +330,18 @@ impl Server {
                 crate::runtime::remove(&path)?;
                 Box::new(Nbd::listen(
                     &path,
+                    self.geometry,
+                    &mut self.ring,
+                    &mut self.memory,
+                )?)
+            }
+            FrontendKind::VhostUserBlk => {
+                let path = self.runtime.vhost();
+                crate::runtime::remove(&path)?;
+                lock_on_touch();
+                Box::new(VhostUserBlk::listen(
+                    &path,
+                    &self.settings.move_id.to_string().replace('-', ""),
                     self.geometry,
                     &mut self.ring,
                     &mut self.memory,
@@ -646,6 +660,18 @@ pub(crate) fn stay_in_memory() {
     if unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {
         warn!(
             "the kernel does not know that others wait for this process: {}",
+            std::io::Error::last_os_error()
+        );
+    }
+}
+
+/// What is mapped from now on is locked when it is used, not at once: all of a
+/// guest's memory would come into being, though hardly any of it is looked at.
+fn lock_on_touch() {
+    // SAFETY: takes no pointers.
+    if unsafe { libc::mlockall(libc::MCL_FUTURE | libc::MCL_ONFAULT) } != 0 {
+        warn!(
+            "the guest's memory may be locked: {}",
             std::io::Error::last_os_error()
         );
     }

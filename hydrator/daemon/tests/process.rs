@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../frontends/tests/guest/mod.rs"]
+mod guest;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
@@ -22,6 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The disks of a move, and its helper.
 struct Move {
     folder: PathBuf,
+    frontend: &'static str,
     process: Option<Child>,
     detached: bool,
 }
@@ -43,6 +47,7 @@ impl Move {
         std::fs::write(folder.join("metadata"), vec![0; 8 * MIB as usize]).unwrap();
         Move {
             folder,
+            frontend: "socket",
             process: None,
             detached: false,
         }
@@ -62,7 +67,7 @@ impl Move {
 
     fn command_of(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
-        command.args(["run", "--move", MOVE, "--new", "--frontend", "socket"]);
+        command.args(["run", "--move", MOVE, "--new", "--frontend", self.frontend]);
         for name in ["data", "metadata", "source", "runtime"] {
             command.arg(format!("--{name}")).arg(self.path(name));
         }
@@ -90,10 +95,16 @@ impl Move {
 
     /// Starts it in the background; its process id.
     fn served(&mut self) -> u64 {
+        self.served_at("nbd")
+    }
+
+    /// The same, with its socket's name.
+    fn served_at(&mut self, socket: &str) -> u64 {
         let output = self.detach();
         assert!(output.status.success(), "{output:?}");
         let printed = String::from_utf8(output.stdout).unwrap();
-        assert_eq!(printed, format!("{}\n", self.path("runtime/nbd").display()));
+        let path = self.path("runtime").join(socket);
+        assert_eq!(printed, format!("{}\n", path.display()));
         self.pid()
     }
 
@@ -277,6 +288,69 @@ fn what_was_flushed_survives_kills_in_mid_move() {
     volume.must(&["finish"]);
     assert!(volume.ended());
     assert!(volume.content("data") == expected);
+}
+
+#[test]
+fn a_guest_by_vhost_user_loses_nothing_to_kills_in_mid_move() {
+    let mut volume = Move::new("vhost-killed");
+    volume.frontend = "vhost-user-blk";
+    let socket = volume.path("runtime/vhost");
+    let mut expected = volume.content("source");
+    volume.start();
+    volume.must(&["throttle", "--limit", "8M", "--minimum", "1M"]);
+    volume.must(&["start"]);
+    let mut guest = guest::Guest::new();
+    guest.connect(&socket);
+    for round in 0..8u8 {
+        let mut asked = Vec::new();
+        for request in 0..u64::from(guest::REQUESTS) {
+            // Partly over what the round before has written.
+            let sector = u64::from(round) * 9_001 + request * 100;
+            let data = vec![0x10 + round; 50 * 1024];
+            asked.push(guest.submit_write(sector, &data));
+            let offset = sector as usize * 512;
+            expected[offset..offset + data.len()].copy_from_slice(&data);
+        }
+        volume.kill();
+        volume.start();
+        guest.connect(&socket);
+        while !asked.iter().all(|request| guest.is_free(*request)) {
+            assert_eq!(guest.wait().1, guest::OK);
+        }
+        assert_eq!(guest.ask(guest::FLUSH, 0, 0), guest::OK);
+        assert!(guest.seen(SIZE) == expected, "after kill {round}");
+    }
+    volume.must(&["throttle", "--minimum", "1M"]);
+    volume.wait("all is local", |status| status["state"] == "done");
+    guest.stop();
+    guest.disconnect();
+    volume.must(&["finish"]);
+    assert!(volume.ended());
+    assert!(!volume.path("runtime").exists());
+    assert!(volume.content("data") == expected);
+}
+
+#[test]
+fn a_guest_by_vhost_user_loses_nothing_to_a_helper_that_leaves() {
+    let mut volume = Move::new("vhost-left");
+    volume.frontend = "vhost-user-blk";
+    let socket = volume.path("runtime/vhost");
+    let before = volume.served_at("vhost");
+    let mut guest = guest::Guest::new();
+    guest.connect(&socket);
+    let mut asked = Vec::new();
+    for request in 0..u64::from(guest::REQUESTS) {
+        asked.push(guest.submit_write(request * 64, &[0x5c; 32768]));
+    }
+    send(before, Signal::TERM);
+    volume.successor_of(before);
+    guest.connect(&socket);
+    while !asked.iter().all(|request| guest.is_free(*request)) {
+        assert_eq!(guest.wait().1, guest::OK);
+    }
+    let mut expected = volume.content("source");
+    expected[..asked.len() * 32768].fill(0x5c);
+    assert!(guest.seen(SIZE) == expected);
 }
 
 #[test]

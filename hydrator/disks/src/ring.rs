@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
-use io_uring::{IoUring, cqueue, squeue, types};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use tracing::{debug, warn};
 
 use crate::memory::Span;
@@ -194,6 +194,13 @@ impl Ring {
         }
     }
 
+    /// Has a request end early, if it can; it completes all the same.
+    pub fn cancel(&mut self, token: Token) {
+        let entry = opcode::AsyncCancel::new(token.0).build();
+        // SAFETY: the entry points to no memory.
+        unsafe { self.push(entry, Token::new(Owner::Nobody, 0)) };
+    }
+
     /// Submits what was pushed and waits until something has completed, or
     /// `timeout` is over, or a signal came. Zero does not wait.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
@@ -263,7 +270,6 @@ impl AsRawFd for Ring {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use io_uring::opcode;
 
     #[test]
     fn a_token_keeps_owner_and_detail() {

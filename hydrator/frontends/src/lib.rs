@@ -9,5 +9,6 @@ mod block;
 pub mod linear;
 pub mod nbd;
 pub mod ublk;
+pub mod vhost;
 
 pub use block::{Arrival, Frontend, FrontendError, Geometry, Outcome, Stage};

@@ -80,7 +80,7 @@ pub(super) struct Connection {
 }
 
 /// The socket of a client, from the result of an accept.
-pub(super) fn accepted(result: i32) -> io::Result<OwnedFd> {
+pub(crate) fn accepted(result: i32) -> io::Result<OwnedFd> {
     if result < 0 {
         return Err(io::Error::from_raw_os_error(-result));
     }

@@ -26,6 +26,7 @@ use tracing::{debug, info, warn};
 
 use crate::block::{Arrival, Frontend, FrontendError, Geometry, Outcome, Stage};
 use connection::Connection;
+pub(crate) use connection::accepted;
 use protocol::{Command, Export, ReplyError, RequestHead};
 
 /// The longest read or write, in bytes. The protocol wants at least 1 MiB.
@@ -453,7 +454,7 @@ impl Frontend for Nbd {
         arrivals: &mut Vec<Arrival>,
     ) -> Result<(), FrontendError> {
         match event.token.detail() {
-            ACCEPTED => match connection::accepted(event.result) {
+            ACCEPTED => match accepted(event.result) {
                 Ok(socket) => {
                     let export = self.export();
                     self.connection = Some(Connection::greeting(socket, self.input, export));

@@ -1,0 +1,649 @@
+// SPDX-License-Identifier: Apache-2.0
+//! vhost-user-blk: a disk for a virtual machine, without a kernel device.
+//!
+//! A client, which is QEMU or a driver in user space, connects to a Unix socket
+//! and shares the guest's memory with us ([`device`]). The guest puts requests
+//! into a ring there ([`request`]). The protocol is that of QEMU's
+//! `docs/interop/vhost-user.rst`; one client at a time, one queue.
+//!
+//! The data of a write are copied before anybody looks at them, because the
+//! guest can change its memory at any time, and a checksum must be of what is
+//! written.
+//!
+//! When the process dies, the client connects to its successor and hands over
+//! what tells which requests were not answered ([`inflight`]); they are carried
+//! out again. Clients that can't do that lose them.
+//!
+//! The client is trusted like any that may open the socket: it can take memory
+//! away while it is used, which kills the process. Its guest is not.
+
+mod device;
+mod inflight;
+mod request;
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use io_uring::{opcode, types};
+use localstor_hydrator_core::{Operation, Request, Tag};
+use localstor_hydrator_disks::{Event, Memory, Owner, Ring, Span, Token};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, Shutdown};
+use tracing::{info, warn};
+use vhost::vhost_user::BackendReqHandler;
+use vhost::vhost_user::message::FrontendReq;
+
+use crate::block::{Arrival, Frontend, FrontendError, Geometry, Outcome, Stage};
+use crate::nbd::accepted;
+use device::{Device, MOST_DESCRIPTORS};
+use request::{Ask, Chain, LONGEST, NAME, Status};
+
+/// Requests in flight.
+const SLOTS: usize = MOST_DESCRIPTORS as usize;
+
+/// Buffers for the data of requests: how many of which size, in bytes.
+const BUFFERS: [(usize, usize); 2] = [(128, 16 << 10), (12, LONGEST)];
+
+/// How long a client may take to read an answer to a message.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Bytes of a message's head: code, flags and size, 32 bits each.
+const HEAD: usize = 12;
+
+/// What a token's last two bits say; the others count.
+const ACCEPTED: u64 = 0;
+const TALK: u64 = 1;
+const KICKED: u64 = 2;
+const MORE: u64 = 3;
+
+/// Requests that are taken at once. The guest can add to them for ever, and
+/// others want to be heard, too.
+const AT_ONCE: usize = 2 * SLOTS;
+
+/// Why a client can't be served on.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error("the client is gone")]
+    Gone,
+    #[error("a message of the client's is cut short")]
+    CutShort,
+    #[error("the client says what makes no sense: {0}")]
+    Protocol(#[from] vhost::vhost_user::Error),
+    #[error("its socket fails: {0}")]
+    Socket(Errno),
+    #[error("the queue is not in the guest's memory, or not aligned")]
+    Queue,
+    #[error("the queue makes no sense: {0}")]
+    Ring(#[from] virtio_queue::Error),
+    #[error("a request is without a byte for its status")]
+    NoStatus,
+    #[error("a request has something to read behind what is to be written")]
+    Order,
+    #[error("a request is shorter than its header")]
+    Short,
+    #[error("a request is at {address:#x}, which is not the guest's memory: {cause}")]
+    Memory { address: u64, cause: String },
+    #[error("the queue has no descriptor {0}")]
+    Head(u16),
+    #[error("the memory of requests in flight can't be used: {0}")]
+    Inflight(String),
+    #[error("no kick can be read: {0}")]
+    Kick(Errno),
+    #[error("the guest can't be told of an answer: {0}")]
+    Call(io::Error),
+}
+
+/// A request between its arrival and its answer.
+#[derive(Default)]
+struct Slot {
+    chain: Chain,
+    head: u16,
+    // With the engine.
+    busy: bool,
+    read: bool,
+    span: Option<Span>,
+    // The buffer that the span is part of, and which of BUFFERS it is from.
+    buffer: Option<(Span, usize)>,
+    // Its client is gone; nobody waits for the answer.
+    orphan: bool,
+}
+
+/// Where the requests of all clients are kept.
+struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    buffers: [Vec<Span>; BUFFERS.len()],
+    // Requests of the client's that are with the engine.
+    in_flight: usize,
+    // Writes of clients that are gone which are still on their way.
+    orphaned_writes: usize,
+}
+
+impl Slots {
+    fn new(memory: &mut Memory) -> Option<Slots> {
+        let mut buffers = BUFFERS.map(|(count, _)| Vec::with_capacity(count));
+        for (class, (count, size)) in BUFFERS.into_iter().enumerate() {
+            for _ in 0..count {
+                buffers[class].push(memory.take(size)?);
+            }
+        }
+        Some(Slots {
+            slots: (0..SLOTS).map(|_| Slot::default()).collect(),
+            free: (0..SLOTS as u32).rev().collect(),
+            buffers,
+            in_flight: 0,
+            orphaned_writes: 0,
+        })
+    }
+
+    /// Whether there is room for any request.
+    fn has_room(&self) -> bool {
+        !self.free.is_empty() && self.buffers.iter().all(|buffers| !buffers.is_empty())
+    }
+
+    /// Takes the guest's next request, answers it if that needs no engine, and
+    /// says what the engine is to do otherwise. The caller knows that there is
+    /// room.
+    fn begin(
+        &mut self,
+        device: &mut Device,
+        geometry: &Geometry,
+        name: &[u8],
+    ) -> Result<Option<Arrival>, Broken> {
+        let Some(number) = self.free.last().copied() else {
+            return Ok(None);
+        };
+        let slot = &mut self.slots[number as usize];
+        let Some(head) = device.next(&mut slot.chain)? else {
+            return Ok(None);
+        };
+        let asked = slot
+            .chain
+            .ask(device.memory(), geometry, device.writes_through())?;
+        let (data, status) = match asked {
+            Ask::Io {
+                operation,
+                offset,
+                length,
+            } => {
+                let class = usize::from(length > BUFFERS[0].1 as u64);
+                let needed = matches!(operation, Operation::Read | Operation::Write { .. });
+                let whole = self.buffers[class].last().filter(|_| needed).copied();
+                let span = whole.and_then(|whole| whole.part(0, length as usize));
+                if let (Operation::Write { .. }, Some(span)) = (operation, span) {
+                    // SAFETY: the buffer is free, so nobody else has it.
+                    let target = unsafe { span.bytes_mut() };
+                    slot.chain.take_data(device.memory(), target)?;
+                }
+                if whole.is_some() {
+                    self.buffers[class].pop();
+                }
+                self.free.pop();
+                self.in_flight += 1;
+                slot.head = head;
+                slot.busy = true;
+                slot.read = operation == Operation::Read;
+                slot.buffer = whole.map(|whole| (whole, class));
+                let request = Request {
+                    tag: Tag(number),
+                    operation,
+                    offset,
+                    length,
+                };
+                slot.span = span;
+                return Ok(Some(Arrival { request, span }));
+            }
+            Ask::Name => (name, Status::Ok),
+            Ask::Nothing(status) => (&[][..], status),
+        };
+        let written = slot.chain.answer(device.memory(), data, status)?;
+        device.answered(head, written)?;
+        Ok(None)
+    }
+
+    /// A request is done; its slot, if somebody waits for the answer.
+    fn end(&mut self, number: u32) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(number as usize)?;
+        if !std::mem::take(&mut slot.busy) {
+            return None;
+        }
+        if let Some((whole, class)) = slot.buffer.take() {
+            self.buffers[class].push(whole);
+        }
+        self.free.push(number);
+        if std::mem::take(&mut slot.orphan) {
+            if !slot.read {
+                self.orphaned_writes -= 1;
+            }
+            return None;
+        }
+        self.in_flight -= 1;
+        Some(slot)
+    }
+
+    /// Nobody waits for what is with the engine any more.
+    fn orphan_all(&mut self) {
+        for slot in &mut self.slots {
+            if slot.busy && !slot.orphan {
+                slot.orphan = true;
+                if !slot.read {
+                    self.orphaned_writes += 1;
+                }
+            }
+        }
+        self.in_flight = 0;
+    }
+}
+
+/// A descriptor that the ring looks at: open until it does no more.
+struct Watched {
+    file: OwnedFd,
+    token: Token,
+}
+
+/// One client.
+struct Session {
+    socket: UnixStream,
+    protocol: BackendReqHandler<Mutex<Device>>,
+    device: Arc<Mutex<Device>>,
+    // A message waits until nothing is in flight.
+    held: bool,
+}
+
+impl Session {
+    fn device(&self) -> MutexGuard<'_, Device> {
+        // One thread: nobody panics with it locked.
+        self.device.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The code of the message that is there, if one is.
+    fn message(&self) -> Result<Option<u32>, Broken> {
+        let mut head = [0; HEAD];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let count = match rustix::net::recv(&self.socket, &mut head[..], flags) {
+            Ok((count, _)) => count,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            Err(error) => return Err(Broken::Socket(error)),
+        };
+        if count == 0 {
+            return Err(Broken::Gone);
+        }
+        let word =
+            |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let length = HEAD as u64 + u64::from(word(8));
+        let there = rustix::io::ioctl_fionread(&self.socket).map_err(Broken::Socket)?;
+        // Who sends a message in pieces could keep us waiting for the rest.
+        if count < HEAD || there < length {
+            return Err(Broken::CutShort);
+        }
+        Ok(Some(word(0)))
+    }
+}
+
+/// Messages that change what requests in flight rely on.
+fn disturbs(code: u32) -> bool {
+    [
+        FrontendReq::GET_VRING_BASE,
+        FrontendReq::SET_MEM_TABLE,
+        FrontendReq::ADD_MEM_REG,
+        FrontendReq::REM_MEM_REG,
+        FrontendReq::RESET_OWNER,
+        FrontendReq::SET_FEATURES,
+        FrontendReq::SET_VRING_ENABLE,
+        FrontendReq::SET_VRING_NUM,
+        FrontendReq::SET_VRING_ADDR,
+        FrontendReq::SET_VRING_BASE,
+        FrontendReq::SET_INFLIGHT_FD,
+        FrontendReq::GET_INFLIGHT_FD,
+    ]
+    .into_iter()
+    .any(|disturbing| disturbing as u32 == code)
+}
+
+/// A vhost-user-blk server.
+pub struct VhostUserBlk {
+    path: PathBuf,
+    geometry: Geometry,
+    name: [u8; NAME],
+    listener: OwnedFd,
+    session: Option<Session>,
+    // Counts what the ring looks at.
+    count: u64,
+    kick: Option<Watched>,
+    talk: Option<Watched>,
+    // The ring may still look at these.
+    retired: Vec<Watched>,
+    slots: Slots,
+    // There is no room for a request that waits.
+    starved: bool,
+    stage: Stage,
+}
+
+impl VhostUserBlk {
+    /// The memory that a server needs, in bytes.
+    pub fn memory() -> usize {
+        BUFFERS.iter().map(|(count, size)| count * size).sum()
+    }
+
+    /// Listens on a Unix socket, which must not exist. The guest sees the first
+    /// 20 bytes of `name` as the disk's serial number.
+    ///
+    /// # Errors
+    /// What the kernel says, and that there is no memory.
+    pub fn listen(
+        path: &Path,
+        name: &str,
+        geometry: Geometry,
+        ring: &mut Ring,
+        memory: &mut Memory,
+    ) -> Result<VhostUserBlk, FrontendError> {
+        let out = || FrontendError::kernel("no memory for vhost-user", io::ErrorKind::OutOfMemory);
+        let slots = Slots::new(memory).ok_or_else(out)?;
+        let listener = std::os::unix::net::UnixListener::bind(path).map_err(|error| {
+            FrontendError::kernel(format!("cannot listen on {}", path.display()), error)
+        })?;
+        let mut short = [0; NAME];
+        let length = name.len().min(NAME);
+        short[..length].copy_from_slice(&name.as_bytes()[..length]);
+        let server = VhostUserBlk {
+            path: path.to_owned(),
+            geometry,
+            name: short,
+            listener: listener.into(),
+            session: None,
+            count: 0,
+            kick: None,
+            talk: None,
+            retired: Vec::new(),
+            slots,
+            starved: false,
+            stage: Stage::Ready,
+        };
+        server.open_door(ring);
+        Ok(server)
+    }
+
+    /// Waits for the next client.
+    fn open_door(&self, ring: &mut Ring) {
+        let entry = opcode::Accept::new(
+            types::Fd(self.listener.as_raw_fd()),
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+        )
+        .flags(libc::SOCK_CLOEXEC)
+        .build();
+        // SAFETY: no address is asked for.
+        unsafe { ring.push(entry, Token::new(Owner::Frontend, ACCEPTED)) };
+    }
+
+    fn greet(&mut self, socket: OwnedFd, ring: &mut Ring) -> Result<(), Broken> {
+        let socket = UnixStream::from(socket);
+        let spoken = socket
+            .set_write_timeout(Some(PATIENCE))
+            .and_then(|()| socket.set_read_timeout(Some(PATIENCE)))
+            .and_then(|()| socket.try_clone())
+            .map_err(|error| Broken::Protocol(vhost::vhost_user::Error::SocketError(error)))?;
+        let device = Arc::new(Mutex::new(Device::new(self.geometry)?));
+        self.session = Some(Session {
+            protocol: BackendReqHandler::from_stream(spoken, Arc::clone(&device)),
+            socket,
+            device,
+            held: false,
+        });
+        self.await_message(ring)
+    }
+
+    /// Has the ring look at a descriptor.
+    fn watch(&mut self, ring: &mut Ring, file: OwnedFd, kind: u64) -> Watched {
+        self.count += 1;
+        let token = Token::new(Owner::Frontend, self.count << 2 | kind);
+        let entry = opcode::PollAdd::new(types::Fd(file.as_raw_fd()), libc::POLLIN as u32).build();
+        // SAFETY: a poll points to no memory.
+        unsafe { ring.push(entry, token) };
+        Watched { file, token }
+    }
+
+    fn await_message(&mut self, ring: &mut Ring) -> Result<(), Broken> {
+        let Some(session) = &self.session else {
+            return Ok(());
+        };
+        let file = session
+            .socket
+            .try_clone()
+            .map_err(|error| Broken::Protocol(vhost::vhost_user::Error::SocketError(error)))?;
+        self.talk = Some(self.watch(ring, file.into(), TALK));
+        Ok(())
+    }
+
+    /// Has the ring look no more.
+    fn retire(&mut self, ring: &mut Ring, watched: Option<Watched>) {
+        if let Some(watched) = watched {
+            ring.cancel(watched.token);
+            self.retired.push(watched);
+        }
+    }
+
+    /// Does what the client says, until it says nothing more or must wait.
+    fn converse(&mut self, ring: &mut Ring) -> Result<(), Broken> {
+        loop {
+            let Some(session) = &mut self.session else {
+                return Ok(());
+            };
+            let Some(code) = session.message()? else {
+                return self.await_message(ring);
+            };
+            session.held = disturbs(code) && self.slots.in_flight > 0;
+            if session.held {
+                return Ok(());
+            }
+            session.protocol.handle_request()?;
+            let kick = session.device().take_kick();
+            if let Some(kick) = kick {
+                let before = self.kick.take();
+                self.retire(ring, before);
+                if let Some(file) = kick {
+                    self.kick = Some(self.watch(ring, file.into(), KICKED));
+                }
+            }
+        }
+    }
+
+    /// The guest has something to say, or said so to a predecessor.
+    fn kicked(&mut self, ring: &mut Ring, token: Token) -> Result<(), Broken> {
+        let Some(watched) = self.kick.take_if(|watched| watched.token == token) else {
+            return Ok(());
+        };
+        match rustix::io::read(&watched.file, &mut [0; 8]) {
+            Ok(8) | Err(Errno::AGAIN) => {}
+            Ok(_) => return Err(Broken::Kick(Errno::PIPE)),
+            Err(error) => return Err(Broken::Kick(error)),
+        }
+        self.kick = Some(self.watch(ring, watched.file, KICKED));
+        Ok(())
+    }
+
+    /// Takes the requests that wait, as far as there is room; whether to do so
+    /// again soon.
+    fn take_requests(&mut self, arrivals: &mut Vec<Arrival>) -> Result<bool, Broken> {
+        self.starved = false;
+        let Some(session) = &self.session else {
+            return Ok(false);
+        };
+        // What is carried out again must not be overtaken by its first copy.
+        if session.held || self.slots.orphaned_writes > 0 || self.stage == Stage::Stopping {
+            return Ok(false);
+        }
+        let mut device = session.device();
+        if !device.is_running()? {
+            return Ok(false);
+        }
+        device.silence()?;
+        for _ in 0..AT_ONCE {
+            if !device.has_next()? && !device.listen()? {
+                return Ok(false);
+            }
+            if !self.slots.has_room() {
+                self.starved = true;
+                return Ok(false);
+            }
+            let arrival = self.slots.begin(&mut device, &self.geometry, &self.name)?;
+            arrivals.extend(arrival);
+        }
+        Ok(true)
+    }
+
+    /// Gives the guest an answer of the engine's.
+    fn answer(&mut self, number: u32, outcome: Outcome) -> Result<(), Broken> {
+        let (Some(slot), Some(session)) = (self.slots.end(number), &self.session) else {
+            return Ok(());
+        };
+        let mut device = session.device();
+        let data = match (slot.read, slot.span, outcome) {
+            // SAFETY: the engine has answered, and nobody else has the buffer
+            // before the next request is taken.
+            (true, Some(span), Ok(())) => unsafe { span.bytes() },
+            _ => &[],
+        };
+        let written = slot.chain.answer(device.memory(), data, outcome.into())?;
+        device.answered(slot.head, written)
+    }
+
+    /// Goes on after something has happened; a client that makes no sense is
+    /// sent away.
+    fn advance(
+        &mut self,
+        ring: &mut Ring,
+        arrivals: &mut Vec<Arrival>,
+        happened: Result<(), Broken>,
+    ) {
+        let before = arrivals.len();
+        // What a client asks for in the moment of its end is not carried out:
+        // it is asked for again.
+        match happened.and_then(|()| self.take_requests(arrivals)) {
+            Ok(false) => {}
+            Ok(true) => {
+                let entry = opcode::Nop::new().build();
+                // SAFETY: a no-op points to no memory.
+                unsafe { ring.push(entry, Token::new(Owner::Frontend, MORE)) };
+            }
+            Err(reason) => self.lose(ring, &reason),
+        }
+        if self.session.is_none() {
+            for arrival in arrivals.drain(before..) {
+                // It was never begun, so nobody is answered.
+                let _ = self.answer(arrival.request.tag.0, Ok(()));
+            }
+        }
+        let idle = self.slots.in_flight == 0;
+        if self.stage == Stage::Stopping && self.session.is_some() && idle {
+            self.dismiss(ring);
+            self.stage = Stage::Gone;
+        }
+    }
+
+    /// Ends the connection.
+    fn dismiss(&mut self, ring: &mut Ring) {
+        if let Some(session) = self.session.take() {
+            let _ = session.socket.shutdown(std::net::Shutdown::Both);
+        }
+        let (kick, talk) = (self.kick.take(), self.talk.take());
+        self.retire(ring, kick);
+        self.retire(ring, talk);
+    }
+
+    /// The client is gone, or is sent away.
+    fn lose(&mut self, ring: &mut Ring, reason: &Broken) {
+        if self.session.is_none() {
+            return;
+        }
+        match reason {
+            Broken::Gone => info!("{}: {reason}", self.path.display()),
+            _ => warn!("{}: closing the connection: {reason}", self.path.display()),
+        }
+        self.dismiss(ring);
+        self.slots.orphan_all();
+        if self.stage == Stage::Stopping {
+            self.stage = Stage::Gone;
+        } else {
+            self.open_door(ring);
+        }
+    }
+}
+
+impl Frontend for VhostUserBlk {
+    fn on_event(
+        &mut self,
+        ring: &mut Ring,
+        event: Event,
+        arrivals: &mut Vec<Arrival>,
+    ) -> Result<(), FrontendError> {
+        self.retired.retain(|watched| watched.token != event.token);
+        let happened = match event.token.detail() & 3 {
+            ACCEPTED => match accepted(event.result) {
+                Ok(socket) => {
+                    info!("{}: a client is here", self.path.display());
+                    self.greet(socket, ring)
+                }
+                Err(_) if self.stage == Stage::Stopping => {
+                    self.stage = Stage::Gone;
+                    return Ok(());
+                }
+                Err(error) => {
+                    warn!("{}: cannot accept a client: {error}", self.path.display());
+                    self.open_door(ring);
+                    return Ok(());
+                }
+            },
+            TALK => match self.talk.take_if(|watched| watched.token == event.token) {
+                Some(_) => self.converse(ring),
+                None => return Ok(()),
+            },
+            KICKED => self.kicked(ring, event.token),
+            // There are more requests.
+            _ => Ok(()),
+        };
+        self.advance(ring, arrivals, happened);
+        Ok(())
+    }
+
+    fn complete(
+        &mut self,
+        ring: &mut Ring,
+        tag: Tag,
+        outcome: Outcome,
+        arrivals: &mut Vec<Arrival>,
+    ) {
+        let orphans = self.slots.orphaned_writes;
+        let mut happened = self.answer(tag.0, outcome);
+        let idle = self.slots.in_flight == 0;
+        let held = self.session.as_ref().is_some_and(|session| session.held);
+        if happened.is_ok() && held && idle {
+            happened = self.converse(ring);
+        }
+        let waited = self.starved || held || orphans > self.slots.orphaned_writes;
+        if happened.is_err() || waited || (self.stage == Stage::Stopping && idle) {
+            self.advance(ring, arrivals, happened);
+        }
+    }
+
+    fn stop(&mut self, ring: &mut Ring) -> Result<(), FrontendError> {
+        self.stage = Stage::Stopping;
+        // Its path is no door any more; who waits at it is sent away.
+        let _ = std::fs::remove_file(&self.path);
+        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
+        self.advance(ring, &mut Vec::new(), Ok(()));
+        Ok(())
+    }
+
+    fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    fn device(&self) -> &Path {
+        &self.path
+    }
+}

@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The vhost-user-blk server over a file, with a guest of our own, which also
+//! does what a guest must not, and with a driver that people have.
+
+#![allow(clippy::unwrap_used)]
+
+mod guest;
+
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use guest::{
+    DISCARD, FAILED, FLUSH, GET_ID, Guest, IN, INDIRECT, NEXT, OK, OUT, REQUESTS, ROOM,
+    UNSUPPORTED, WRITE, WRITE_ZEROES,
+};
+use localstor_hydrator_disks::{Access, Disk, Memory, Owner, Ring};
+use localstor_hydrator_frontends::linear::Linear;
+use localstor_hydrator_frontends::vhost::VhostUserBlk;
+use localstor_hydrator_frontends::{Frontend, Geometry, Stage};
+use proptest::prelude::*;
+use virtio_driver::{VhostUser, VirtioBlkQueue, VirtioFeatureFlags, VirtioTransport};
+
+const SIZE: usize = 16 << 20;
+
+struct Server {
+    image: PathBuf,
+    socket: PathBuf,
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves a file of random bytes.
+    fn start(name: &str) -> Server {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let image = folder.join(format!("vhost-{name}.img"));
+        let socket = folder.join(format!("vhost-{name}.sock"));
+        let _ = std::fs::remove_file(&socket);
+        let mut content = vec![0; SIZE];
+        std::fs::File::open("/dev/urandom")
+            .unwrap()
+            .read_exact(&mut content)
+            .unwrap();
+        std::fs::write(&image, content).unwrap();
+        let ended = Arc::new(AtomicBool::new(false));
+        let thread = std::thread::spawn({
+            let (image, socket, ended) = (image.clone(), socket.clone(), Arc::clone(&ended));
+            move || serve(&image, &socket, &ended)
+        });
+        while !socket.exists() {
+            assert!(!thread.is_finished(), "the server has failed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Server {
+            image,
+            socket,
+            ended,
+            thread: Some(thread),
+        }
+    }
+
+    fn content(&self) -> Vec<u8> {
+        std::fs::read(&self.image).unwrap()
+    }
+
+    fn guest(&self) -> Guest {
+        let mut guest = Guest::new();
+        guest.connect(&self.socket);
+        guest
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            ended.unwrap().unwrap();
+            assert!(!self.socket.exists());
+        }
+    }
+}
+
+fn serve(image: &Path, socket: &Path, ended: &AtomicBool) {
+    let mut ring = Ring::new(256, false).unwrap();
+    let access = Access::Exclusive(Duration::ZERO);
+    let disk = Disk::open(image, access, &mut ring).unwrap();
+    let geometry = Geometry {
+        size: disk.size(),
+        logical_block: disk.logical_block(),
+    };
+    let mut memory = Memory::new(VhostUserBlk::memory()).unwrap();
+    let mut frontend =
+        VhostUserBlk::listen(socket, "disk-7", geometry, &mut ring, &mut memory).unwrap();
+    let mut engine = Linear::new(disk);
+    let mut arrivals = Vec::new();
+    while frontend.stage() != Stage::Gone {
+        if frontend.stage() == Stage::Ready && ended.load(Ordering::Relaxed) {
+            frontend.stop(&mut ring).unwrap();
+        }
+        ring.wait(Some(Duration::from_millis(10))).unwrap();
+        while let Some(event) = ring.next_event() {
+            match event.token.owner() {
+                Owner::Frontend => frontend.on_event(&mut ring, event, &mut arrivals).unwrap(),
+                Owner::Engine => {
+                    if let Some((tag, outcome)) = engine.on_event(&mut ring, event) {
+                        frontend.complete(&mut ring, tag, outcome, &mut arrivals);
+                    }
+                }
+                _ => {}
+            }
+            for arrival in arrivals.drain(..) {
+                engine.submit(&mut ring, arrival);
+            }
+        }
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()).into()
+}
+
+#[test]
+fn a_guest_sees_size_blocks_and_name() {
+    let server = Server::start("info");
+    let mut guest = Guest::new();
+    let configuration = guest.connect(&server.socket);
+    assert_eq!(word(&configuration, 0), SIZE as u64 / 512);
+    // A request of the longest kind has a buffer.
+    let (longest, segments) = (word(&configuration, 8), word(&configuration, 12));
+    assert!(longest * segments <= ROOM);
+    assert_eq!(word(&configuration, 20), 512);
+    let request = guest.submit(GET_ID, 0, 20);
+    assert_eq!(guest.wait(), (request, OK));
+    assert_eq!(&guest.content(request, 7), b"disk-7\0");
+}
+
+#[test]
+fn a_guest_reads_writes_zeroes_and_discards() {
+    let server = Server::start("io");
+    let mut guest = server.guest();
+    let mut expected = server.content();
+    assert!(guest.seen(SIZE as u64) == expected);
+    let request = guest.submit_write(1, &[0x5c; 8192]);
+    assert_eq!(guest.wait(), (request, OK));
+    let request = guest.submit_range(WRITE_ZEROES, 4096, 128, 1);
+    assert_eq!(guest.wait(), (request, OK));
+    let request = guest.submit_range(DISCARD, 8192, 128, 0);
+    assert_eq!(guest.wait(), (request, OK));
+    assert_eq!(guest.ask(FLUSH, 0, 0), OK);
+    expected[512..512 + 8192].fill(0x5c);
+    expected[2 << 20..(2 << 20) + 65536].fill(0);
+    expected[4 << 20..(4 << 20) + 65536].fill(0);
+    assert!(guest.seen(SIZE as u64) == expected);
+    assert!(server.content() == expected);
+    assert_eq!(guest.stop() & 0xffff, 5 + 2 * (SIZE as u32 >> 20) - 1);
+}
+
+#[test]
+fn a_guest_without_flushes_and_event_indices_is_served() {
+    let server = Server::start("plain");
+    let mut guest = Guest::new();
+    guest.without = 1 << 9 | 1 << 29;
+    guest.connect(&server.socket);
+    let request = guest.submit_write(0, &[0x5c; 4096]);
+    assert_eq!(guest.wait(), (request, OK));
+    assert_eq!(server.content()[..4096], [0x5c; 4096]);
+}
+
+#[test]
+fn a_driver_that_people_have_reads_and_writes() {
+    let server = Server::start("driver");
+    let features = VirtioFeatureFlags::VERSION_1 | VirtioFeatureFlags::RING_EVENT_IDX;
+    let mut transport = VhostUser::new(
+        server.socket.to_str().unwrap(),
+        features.bits() | u64::MAX >> 40,
+    )
+    .unwrap();
+    let mut queues = VirtioBlkQueue::<u64>::setup_queues(&mut transport, 1, 128).unwrap();
+    let file: std::fs::File = rustix::fs::memfd_create("data", rustix::fs::MemfdFlags::CLOEXEC)
+        .unwrap()
+        .into();
+    file.set_len(1 << 20).unwrap();
+    // SAFETY: a new mapping aliases nothing.
+    let memory = unsafe {
+        let address = rustix::mm::mmap(
+            std::ptr::null_mut(),
+            1 << 20,
+            rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+            rustix::mm::MapFlags::SHARED,
+            &file,
+            0,
+        );
+        std::slice::from_raw_parts_mut(address.unwrap().cast::<u8>(), 1 << 20)
+    };
+    transport
+        .map_mem_region(memory.as_ptr() as usize, 1 << 20, file.as_raw_fd(), 0)
+        .unwrap();
+    let (mine, rest) = memory.split_at_mut(4096);
+    mine.fill(0x5c);
+    let wait = |queue: &mut VirtioBlkQueue<u64>, context: u64| {
+        transport.get_submission_notifier(0).notify().unwrap();
+        loop {
+            if let Some(done) = queue.completions().next() {
+                assert_eq!((done.context, done.ret), (context, 0));
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    queues[0].write(8192, mine, 1).unwrap();
+    wait(&mut queues[0], 1);
+    queues[0].flush(2).unwrap();
+    wait(&mut queues[0], 2);
+    queues[0].read(4096, &mut rest[..65536], 3).unwrap();
+    wait(&mut queues[0], 3);
+    let content = server.content();
+    assert_eq!(content[8192..12288], [0x5c; 4096]);
+    assert!(rest[..65536] == content[4096..4096 + 65536]);
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused_and_the_next_is_served() {
+    let server = Server::start("bad");
+    let mut guest = server.guest();
+    let before = server.content();
+    let sectors = SIZE as u64 / 512;
+    for (kind, sector, length, status) in [
+        (IN, sectors, 512, FAILED),
+        (IN, u64::MAX, 512, FAILED),
+        (OUT, sectors - 1, 1024, FAILED),
+        (OUT, 0, 511, FAILED),
+        (IN, 0, 0, FAILED),
+        (DISCARD, 0, 8, FAILED),
+        (DISCARD, 0, 32, FAILED),
+        (77, 0, 512, UNSUPPORTED),
+    ] {
+        assert_eq!(guest.ask(kind, sector, length), status, "{kind} {sector}");
+    }
+    for (kind, sector, count, flags, status) in [
+        (DISCARD, 0, 8, 1, UNSUPPORTED),
+        (WRITE_ZEROES, 0, 8, 2, UNSUPPORTED),
+        (WRITE_ZEROES, 0, u32::MAX, 0, FAILED),
+        (WRITE_ZEROES, u64::MAX / 2, 8, 0, FAILED),
+        (DISCARD, 0, 0, 0, FAILED),
+    ] {
+        let request = guest.submit_range(kind, sector, count, flags);
+        assert_eq!(guest.wait(), (request, status), "{kind} {sector} {count}");
+    }
+    assert_eq!(guest.ask(FLUSH, 0, 0), OK);
+    assert!(server.content() == before);
+}
+
+#[test]
+fn rings_that_make_no_sense_end_the_connection_and_the_next_is_served() {
+    let server = Server::start("malformed");
+    let before = server.content();
+    type Malice = (&'static str, fn(&mut Guest));
+    let all: [Malice; 9] = [
+        ("no status", |guest| guest.describe(0, 0x3000, 16, 0, 0)),
+        ("a short header", |guest| {
+            guest.describe(0, 0x3000, 15, NEXT, 1);
+            guest.describe(1, 0x3100, 1, WRITE, 0);
+        }),
+        ("a header that is nowhere", |guest| {
+            guest.describe(0, 1 << 60, 16, NEXT, 1);
+            guest.describe(1, 0x3100, 1, WRITE, 0);
+        }),
+        ("a status that is nowhere", |guest| {
+            guest.write(0x3000, &[4, 0, 0, 0]);
+            guest.describe(0, 0x3000, 16, NEXT, 1);
+            guest.describe(1, u64::MAX, 1, WRITE, 0);
+        }),
+        ("data that are nowhere", |guest| {
+            guest.write(0x3000, &[1, 0, 0, 0]);
+            guest.write(0x3008, &[0; 8]);
+            guest.describe(0, 0x3000, 16, NEXT, 1);
+            guest.describe(1, 1 << 50, 4096, NEXT, 2);
+            guest.describe(2, 0x3100, 1, WRITE, 0);
+        }),
+        ("a chain that is a circle", |guest| {
+            guest.describe(0, 0x3000, 16, NEXT, 1);
+            guest.describe(1, 0x3100, 16, NEXT, 0);
+        }),
+        ("a table in a table", |guest| {
+            guest.describe(0, 0x8000, 16, INDIRECT, 0);
+            let mut inner = 0x8000u64.to_le_bytes().to_vec();
+            inner.extend([16, 0, 0, 0, INDIRECT as u8, 0, 0, 0]);
+            guest.write(0x8000, &inner);
+        }),
+        ("data to be read behind data to be written", |guest| {
+            guest.describe(0, 0x3100, 1, NEXT | WRITE, 1);
+            guest.describe(1, 0x3000, 16, 0, 0);
+        }),
+        ("more requests than descriptors", |guest| {
+            guest.pretend(1000)
+        }),
+    ];
+    for (name, malice) in all {
+        let mut guest = server.guest();
+        assert_eq!(guest.ask(FLUSH, 0, 0), OK, "before {name}");
+        malice(&mut guest);
+        if !name.starts_with("more") {
+            guest.offer(0);
+        }
+        guest.kick();
+        assert!(guest.dismissed(), "{name}");
+    }
+    let mut guest = server.guest();
+    guest.offer(60000);
+    guest.kick();
+    assert!(guest.dismissed());
+    assert_eq!(server.guest().ask(FLUSH, 0, 0), OK);
+    assert!(server.content() == before);
+}
+
+#[test]
+fn noise_and_sudden_ends_leave_the_door_open() {
+    let server = Server::start("noise");
+    for noise in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        &[0; 12],
+        &[1, 0, 0, 0],
+        &[0xff; 100],
+    ] {
+        let mut client = UnixStream::connect(&server.socket).unwrap();
+        client.write_all(noise).unwrap();
+        assert_eq!(client.read(&mut [0; 16]).unwrap_or(0), 0);
+    }
+    drop(UnixStream::connect(&server.socket).unwrap());
+    let mut guest = server.guest();
+    for _ in 0..REQUESTS {
+        guest.submit(IN, 0, 1 << 20);
+    }
+    guest.disconnect();
+    assert_eq!(server.guest().ask(FLUSH, 0, 0), OK);
+}
+
+#[test]
+fn more_and_longer_requests_than_there_are_buffers_are_all_answered() {
+    let server = Server::start("many");
+    let mut guest = server.guest();
+    for round in 0..20u64 {
+        let requests: Vec<u16> = (0..u64::from(REQUESTS))
+            .map(|request| guest.submit(IN, (round + request) % 16 * 2048, 1 << 20))
+            .collect();
+        for _ in &requests {
+            assert_eq!(guest.wait().1, OK);
+        }
+    }
+}
+
+#[test]
+fn what_was_in_flight_is_answered_after_the_client_has_connected_again() {
+    let server = Server::start("again");
+    let mut guest = server.guest();
+    for round in 0..50u8 {
+        let mut waiting = Vec::new();
+        for request in 0..u64::from(REQUESTS) {
+            waiting.push(guest.submit_write(request * 64, &[round; 32768]));
+        }
+        guest.disconnect();
+        guest.connect(&server.socket);
+        // What is new comes behind what is old.
+        while guest.answer().is_some() {}
+        for request in waiting {
+            while !guest.is_free(request) {
+                assert_eq!(guest.wait().1, OK);
+            }
+        }
+        let expected = vec![round; 32768 * usize::from(REQUESTS)];
+        assert!(guest.seen(expected.len() as u64) == expected, "{round}");
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(u64, u32, u8),
+    Read(u64, u32),
+    Zero(u64, u32, bool),
+    Flush,
+    Settle,
+    Reconnect,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let range = || (0..SIZE as u64 / 512 - 256, 1..256u32);
+    let step = prop_oneof![
+        6 => (range(), any::<u8>()).prop_map(|((at, count), fill)| Step::Write(at, count, fill)),
+        6 => range().prop_map(|(at, count)| Step::Read(at, count)),
+        2 => (range(), any::<bool>()).prop_map(|((at, count), d)| Step::Zero(at, count, d)),
+        1 => Just(Step::Flush),
+        2 => Just(Step::Settle),
+        1 => Just(Step::Reconnect),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..Default::default() })]
+
+    /// One request after the other, with connections that end in between.
+    #[test]
+    fn a_guest_sees_what_it_wrote(steps in steps()) {
+        let server = Server::start("model");
+        let mut guest = server.guest();
+        let mut model = server.content();
+        let bytes = |at: u64, count: u32| at as usize * 512..(at as usize + count as usize) * 512;
+        for step in steps {
+            match step {
+                Step::Write(at, count, fill) => {
+                    let data = vec![fill; count as usize * 512];
+                    let request = guest.submit_write(at, &data);
+                    prop_assert_eq!(guest.wait(), (request, OK));
+                    model[bytes(at, count)].copy_from_slice(&data);
+                }
+                Step::Read(at, count) => {
+                    let request = guest.submit(IN, at, count * 512);
+                    prop_assert_eq!(guest.wait(), (request, OK));
+                    let seen = guest.content(request, count as usize * 512);
+                    prop_assert!(seen == model[bytes(at, count)]);
+                }
+                Step::Zero(at, count, discard) => {
+                    let kind = if discard { DISCARD } else { WRITE_ZEROES };
+                    let request = guest.submit_range(kind, at, count, 0);
+                    prop_assert_eq!(guest.wait(), (request, OK));
+                    model[bytes(at, count)].fill(0);
+                }
+                Step::Flush => prop_assert_eq!(guest.ask(FLUSH, 0, 0), OK),
+                Step::Settle => prop_assert!(server.content() == model),
+                Step::Reconnect => {
+                    guest.disconnect();
+                    guest.connect(&server.socket);
+                }
+            }
+        }
+        prop_assert!(guest.seen(SIZE as u64) == model);
+    }
+}
