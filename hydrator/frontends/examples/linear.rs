@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Shows one disk through a frontend: `linear DISK ublk [N]`,
-//! `linear DISK nbd [N]` or `linear DISK socket PATH`. Killed and started anew
-//! with the device's number, it takes the device over. SIGTERM removes it.
+//! `linear DISK nbd [N]`, `linear DISK socket PATH` or `linear DISK vhost PATH`.
+//! Killed and started anew with the device's number, it takes the device over.
+//! SIGTERM removes it.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,6 +14,7 @@ use localstor_hydrator_disks::{Access, Disk, Memory, Owner, Ring};
 use localstor_hydrator_frontends::linear::Linear;
 use localstor_hydrator_frontends::nbd::Nbd;
 use localstor_hydrator_frontends::ublk::{Settings, Ublk};
+use localstor_hydrator_frontends::vhost::VhostUserBlk;
 use localstor_hydrator_frontends::{Frontend, Geometry, Stage};
 
 fn main() -> ExitCode {
@@ -26,7 +28,7 @@ fn main() -> ExitCode {
             }
         },
         _ => {
-            eprintln!("usage: linear DISK ublk|nbd [N] | linear DISK socket PATH");
+            eprintln!("usage: linear DISK ublk|nbd [N] | linear DISK socket|vhost PATH");
             ExitCode::FAILURE
         }
     }
@@ -49,7 +51,12 @@ fn serve(path: &Path, kind: &str, rest: &[&str]) -> Result<(), Box<dyn std::erro
         depth: 64,
         longest: 256 << 10,
     };
-    let mut memory = Memory::new(Ublk::memory(&settings).max(Nbd::memory()))?;
+    let needed = [
+        Ublk::memory(&settings),
+        Nbd::memory(),
+        VhostUserBlk::memory(),
+    ];
+    let mut memory = Memory::new(needed.into_iter().max().unwrap_or(0))?;
     ring.register_memory(memory.whole());
     let mut frontend: Box<dyn Frontend> = match (kind, rest.first()) {
         ("ublk", _) => Box::new(Ublk::start(&settings, &mut ring, &mut memory, |_| Ok(()))?),
@@ -63,6 +70,13 @@ fn serve(path: &Path, kind: &str, rest: &[&str]) -> Result<(), Box<dyn std::erro
         )?),
         ("socket", Some(path)) => Box::new(Nbd::listen(
             Path::new(path),
+            geometry,
+            &mut ring,
+            &mut memory,
+        )?),
+        ("vhost", Some(path)) => Box::new(VhostUserBlk::listen(
+            Path::new(path),
+            "linear",
             geometry,
             &mut ring,
             &mut memory,
