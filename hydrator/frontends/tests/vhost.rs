@@ -139,6 +139,7 @@ fn a_guest_sees_size_blocks_and_name() {
     let request = guest.submit(GET_ID, 0, 20);
     assert_eq!(guest.wait(), (request, OK));
     assert_eq!(&guest.content(request, 7), b"disk-7\0");
+    assert!(guest.may_block());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
@@ -100,6 +101,31 @@ impl Device {
             call: None,
             kick: None,
         })
+    }
+
+    /// With a queue of `size` that waits to be started: its table, available
+    /// ring and used ring are at these addresses.
+    #[cfg(fuzzing)]
+    pub(super) fn over(
+        memory: GuestMemoryMmap,
+        geometry: Geometry,
+        size: u16,
+        addresses: [GuestAddress; 3],
+        inflight: Option<&[u8]>,
+    ) -> Device {
+        let mut device = Device::new(geometry).expect("a queue");
+        device.memory = memory;
+        let queue = &mut device.queue;
+        queue.try_set_size(size).expect("a size");
+        let [table, available, used] = addresses;
+        queue.try_set_desc_table_address(table).expect("a table");
+        queue.try_set_avail_ring_address(available).expect("a ring");
+        queue.try_set_used_ring_address(used).expect("a ring");
+        queue.set_ready(true);
+        device.life = Life::Kicked;
+        device.enabled = true;
+        device.inflight = inflight.map(|bytes| Inflight::over(bytes, size));
+        device
     }
 
     pub(super) fn memory(&self) -> &GuestMemoryMmap {
@@ -272,8 +298,15 @@ fn map(region: &VhostUserMemoryRegion, file: File) -> ProtocolResult<GuestRegion
         .ok_or(ProtocolError::InvalidParam)
 }
 
-/// What can be written to without waiting.
-fn patient(file: &File) -> ProtocolResult<()> {
+/// Whether it is an eventfd: it takes a word at any time, and the client may
+/// want to wait for one.
+fn is_eventfd(file: &File) -> bool {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    std::fs::read_link(link).is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
+}
+
+/// Has nobody wait who reads or writes it.
+fn never_wait(file: &File) -> ProtocolResult<()> {
     rustix::fs::fcntl_getfl(file)
         .and_then(|flags| rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::NONBLOCK))
         .map_err(|error| ProtocolError::ReqHandlerError(error.into()))
@@ -382,7 +415,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         let Some(fd) = fd else {
             return wrong("a queue without a descriptor for kicks; this device does not poll");
         };
-        patient(&fd)?;
+        never_wait(&fd)?;
         self.kick = Some(Some(fd));
         if self.life == Life::Stopped {
             self.queue.set_ready(true);
@@ -393,8 +426,8 @@ impl VhostUserBackendReqHandlerMut for Device {
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> ProtocolResult<()> {
         Device::only_queue(index.into())?;
-        if let Some(fd) = &fd {
-            patient(fd)?;
+        if let Some(fd) = fd.as_ref().filter(|fd| !is_eventfd(fd)) {
+            never_wait(fd)?;
         }
         self.call = fd;
         // What was answered before it came must not be missed.

@@ -75,6 +75,20 @@ impl Inflight {
         })
     }
 
+    /// Memory with this content.
+    #[cfg(fuzzing)]
+    pub(super) fn over(bytes: &[u8], size: u16) -> Inflight {
+        let region = MmapRegion::new(length(size)).expect("memory");
+        let inflight = Inflight {
+            region,
+            size,
+            counter: 0,
+        };
+        let count = bytes.len().min(length(size));
+        inflight.memory().copy_from(&bytes[..count]);
+        inflight
+    }
+
     fn memory(&self) -> VolatileSlice<'_> {
         self.region.as_volatile_slice()
     }

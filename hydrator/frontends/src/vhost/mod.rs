@@ -18,6 +18,8 @@
 //! away while it is used, which kills the process. Its guest is not.
 
 mod device;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod inflight;
 mod request;
 
@@ -557,9 +559,6 @@ impl VhostUserBlk {
 
     /// The client is gone, or is sent away.
     fn lose(&mut self, ring: &mut Ring, reason: &Broken) {
-        if self.session.is_none() {
-            return;
-        }
         match reason {
             Broken::Gone => info!("{}: {reason}", self.path.display()),
             _ => warn!("{}: closing the connection: {reason}", self.path.display()),

@@ -272,6 +272,15 @@ impl Guest {
         Some((request, status))
     }
 
+    /// Whether a client may wait by reading what calls it.
+    pub(crate) fn may_block(&self) -> bool {
+        let call = &self.connection.as_ref().unwrap().call;
+        // SAFETY: it is open as long as its owner lives.
+        let fd = unsafe { BorrowedFd::borrow_raw(call.as_raw_fd()) };
+        let flags = rustix::fs::fcntl_getfl(fd).unwrap();
+        !flags.contains(rustix::fs::OFlags::NONBLOCK)
+    }
+
     /// Waits for the next answer, by the server's word.
     pub(crate) fn wait(&mut self) -> (u16, u8) {
         loop {
