@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -41,14 +42,12 @@ impl Server {
             .unwrap();
         std::fs::write(&image, content).unwrap();
         let ended = Arc::new(AtomicBool::new(false));
+        let (ready, listening) = channel();
         let thread = std::thread::spawn({
             let (image, socket, ended) = (image.clone(), socket.clone(), Arc::clone(&ended));
-            move || serve(&image, &socket, &ended)
+            move || serve(&image, &socket, &ended, &ready)
         });
-        while !socket.exists() {
-            assert!(!thread.is_finished(), "the server has failed");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        listening.recv().expect("a server");
         Server {
             image,
             socket,
@@ -89,7 +88,7 @@ impl Drop for Server {
     }
 }
 
-fn serve(image: &Path, socket: &Path, ended: &AtomicBool) {
+fn serve(image: &Path, socket: &Path, ended: &AtomicBool, ready: &Sender<()>) {
     let mut ring = Ring::new(256, false).unwrap();
     let access = Access::Exclusive(Duration::ZERO);
     let disk = Disk::open(image, access, &mut ring).unwrap();
@@ -99,6 +98,7 @@ fn serve(image: &Path, socket: &Path, ended: &AtomicBool) {
     };
     let mut memory = Memory::new(Nbd::memory()).unwrap();
     let mut frontend = Nbd::listen(socket, geometry, &mut ring, &mut memory).unwrap();
+    ready.send(()).unwrap();
     let mut engine = Linear::new(disk);
     let mut arrivals = Vec::new();
     while frontend.stage() != Stage::Gone {

@@ -12,6 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -24,6 +25,9 @@ use localstor_hydrator_frontends::linear::Linear;
 use localstor_hydrator_frontends::vhost::VhostUserBlk;
 use localstor_hydrator_frontends::{Frontend, Geometry, Stage};
 use proptest::prelude::*;
+use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserProtocolFeatures};
+use vhost::vhost_user::{Frontend as Client, VhostUserFrontend};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 use virtio_driver::{VhostUser, VirtioBlkQueue, VirtioFeatureFlags, VirtioTransport};
 
 const SIZE: usize = 16 << 20;
@@ -49,14 +53,12 @@ impl Server {
             .unwrap();
         std::fs::write(&image, content).unwrap();
         let ended = Arc::new(AtomicBool::new(false));
+        let (ready, listening) = channel();
         let thread = std::thread::spawn({
             let (image, socket, ended) = (image.clone(), socket.clone(), Arc::clone(&ended));
-            move || serve(&image, &socket, &ended)
+            move || serve(&image, &socket, &ended, &ready)
         });
-        while !socket.exists() {
-            assert!(!thread.is_finished(), "the server has failed");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        listening.recv().expect("a server");
         Server {
             image,
             socket,
@@ -87,7 +89,7 @@ impl Drop for Server {
     }
 }
 
-fn serve(image: &Path, socket: &Path, ended: &AtomicBool) {
+fn serve(image: &Path, socket: &Path, ended: &AtomicBool, ready: &Sender<()>) {
     let mut ring = Ring::new(256, false).unwrap();
     let access = Access::Exclusive(Duration::ZERO);
     let disk = Disk::open(image, access, &mut ring).unwrap();
@@ -98,6 +100,7 @@ fn serve(image: &Path, socket: &Path, ended: &AtomicBool) {
     let mut memory = Memory::new(VhostUserBlk::memory()).unwrap();
     let mut frontend =
         VhostUserBlk::listen(socket, "disk-7", geometry, &mut ring, &mut memory).unwrap();
+    ready.send(()).unwrap();
     let mut engine = Linear::new(disk);
     let mut arrivals = Vec::new();
     while frontend.stage() != Stage::Gone {
@@ -319,6 +322,37 @@ fn rings_that_make_no_sense_end_the_connection_and_the_next_is_served() {
     assert!(guest.dismissed());
     assert_eq!(server.guest().ask(FLUSH, 0, 0), OK);
     assert!(server.content() == before);
+}
+
+#[test]
+fn memory_that_a_file_does_not_have_is_refused() {
+    let server = Server::start("memory");
+    let file: std::fs::File = rustix::fs::memfd_create("short", rustix::fs::MemfdFlags::CLOEXEC)
+        .unwrap()
+        .into();
+    file.set_len(4096).unwrap();
+    for (mmap_offset, memory_size, is_there) in
+        [(0, 4096, true), (0, 8192, false), (4096, 4096, false)]
+    {
+        let mut client = Client::connect(&server.socket, 1).unwrap();
+        client.set_owner().unwrap();
+        let features = client.get_features().unwrap();
+        client.set_features(features).unwrap();
+        client.get_protocol_features().unwrap();
+        client
+            .set_protocol_features(VhostUserProtocolFeatures::REPLY_ACK)
+            .unwrap();
+        client.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        let region = VhostUserMemoryRegionInfo {
+            memory_size,
+            mmap_offset,
+            mmap_handle: file.as_raw_fd(),
+            ..VhostUserMemoryRegionInfo::default()
+        };
+        let taken = client.set_mem_table(&[region]);
+        assert_eq!(taken.is_ok(), is_there, "{mmap_offset} {taken:?}");
+    }
+    assert_eq!(server.guest().ask(FLUSH, 0, 0), OK);
 }
 
 #[test]

@@ -285,6 +285,8 @@ fn wrong<T>(reason: &'static str) -> ProtocolResult<T> {
 
 /// Maps a piece of the guest's memory.
 fn map(region: &VhostUserMemoryRegion, file: File) -> ProtocolResult<GuestRegionMmap> {
+    super::has_bytes(&file, region.mmap_offset, region.memory_size)
+        .map_err(ProtocolError::ReqHandlerError)?;
     let mapped: MmapRegion = region.mmap_region(file)?;
     // The guest's memory is the client's to keep; where all of ours is locked
     // it need not be.

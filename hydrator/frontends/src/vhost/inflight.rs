@@ -66,6 +66,7 @@ impl Inflight {
                 format!("{bytes} bytes have no room for {size} descriptors in flight"),
             ));
         }
+        super::has_bytes(&file, offset, length(size) as u64)?;
         let region = MmapRegion::from_file(FileOffset::new(file, offset), length(size))
             .map_err(io::Error::other)?;
         Ok(Inflight {
@@ -221,6 +222,8 @@ mod tests {
         let first = open(&file);
         first.store(VERSION, 2u16).unwrap();
         assert!(open(&file).take_over(0).is_err());
-        assert!(Inflight::open(file, 0, 64, 8).is_err());
+        assert!(Inflight::open(file.try_clone().unwrap(), 0, 64, 8).is_err());
+        let bytes = length(8) as u64;
+        assert!(Inflight::open(file, 64, bytes, 8).is_err());
     }
 }

@@ -23,6 +23,7 @@ pub mod fuzzing;
 mod inflight;
 mod request;
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -304,6 +305,23 @@ fn disturbs(code: u32) -> bool {
     ]
     .into_iter()
     .any(|disturbing| disturbing as u32 == code)
+}
+
+/// Whether a file has the bytes that a client wants us to map. Others would
+/// kill the process when they are touched.
+fn has_bytes(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    let found = file.metadata()?;
+    let end = offset.checked_add(length);
+    if found.is_file() && end.is_none_or(|end| end > found.len()) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!(
+                "a file of {} bytes has no {length} bytes of memory at {offset}",
+                found.len()
+            ),
+        ));
+    }
+    Ok(())
 }
 
 /// A vhost-user-blk server.
