@@ -438,7 +438,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..Default::default() })]
 
     /// One request after the other, with connections that end in between.
     #[test]
