@@ -12,6 +12,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use neli::consts::nl::NlmF;
 use neli::consts::socket::NlFamily;
@@ -21,7 +24,7 @@ use neli::nl::NlPayload;
 use neli::router::synchronous::NlRouter;
 use neli::types::{Buffer, GenlBuffer};
 use neli::utils::Groups;
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 
 use super::protocol::EXPORT_FLAGS;
 use crate::block::{FrontendError, Geometry};
@@ -33,6 +36,9 @@ const PATIENCE: u64 = 7 * 24 * 3600;
 /// How often the timer of a request runs, in milliseconds; the kernel rounds
 /// up to whole seconds.
 const TIMER: u32 = 500;
+
+/// The stack of a thread that writes two files, in bytes: it is locked memory.
+const STACK: usize = 128 << 10;
 
 /// Commands of linux/nbd-netlink.h.
 #[neli_enum(serialized_type = "u8")]
@@ -184,7 +190,6 @@ pub(super) fn connect(
     number: u32,
     identity: &str,
     geometry: &Geometry,
-    longest: u32,
     socket: &OwnedFd,
 ) -> Result<(), FrontendError> {
     let attempt = || -> io::Result<()> {
@@ -206,9 +211,33 @@ pub(super) fn connect(
     attempt().map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY | libc::EEXIST) => taken(number),
         _ => failed(format!("cannot make /dev/nbd{number}"), error),
-    })?;
-    set_queue(number, "max_sectors_kb", longest >> 10)?;
-    set_queue(number, "io_timeout", TIMER)
+    })
+}
+
+/// Sets up the queue of a device that is being served, in a thread of its own:
+/// it may wait for requests in flight (`blk_mq_freeze_queue` in Linux since
+/// 6.11), and those wait for the server. udev's first reads are such requests.
+///
+/// The device must not be used for long requests before what is returned is
+/// true. It never is if the kernel refuses.
+///
+/// # Errors
+/// That there can be no thread.
+pub(super) fn set_up(number: u32, longest: u32) -> Result<Arc<AtomicBool>, FrontendError> {
+    let done = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&done);
+    thread::Builder::new()
+        .stack_size(STACK)
+        .spawn(move || {
+            let set = set_queue(number, "max_sectors_kb", longest >> 10)
+                .and_then(|()| set_queue(number, "io_timeout", TIMER));
+            match set {
+                Ok(()) => told.store(true, Ordering::Release),
+                Err(reason) => error!("/dev/nbd{number} can't be used: {reason}"),
+            }
+        })
+        .map_err(|error| FrontendError::kernel("cannot start a thread", error))?;
+    Ok(done)
 }
 
 /// Gives a device that has lost its connection another one.

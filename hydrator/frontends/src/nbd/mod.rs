@@ -18,6 +18,8 @@ pub mod protocol;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use io_uring::{opcode, types};
 use localstor_hydrator_core::{Failure, Operation, Request, Tag};
@@ -161,6 +163,8 @@ pub struct Nbd {
     // Given to each connection in turn.
     input: Span,
     stage: Stage,
+    // Until then the device is not ready.
+    is_set_up: Arc<AtomicBool>,
 }
 
 /// Removes a device of the kernel's client whose server died for good; one that
@@ -198,6 +202,7 @@ impl Nbd {
             pending: Vec::with_capacity(SLOTS),
             connection: None,
             stage: Stage::Starting,
+            is_set_up: Arc::new(AtomicBool::new(true)),
         })
     }
 
@@ -223,7 +228,7 @@ impl Nbd {
                 number
             }
             Some(number) if claimed(&mut claim, number)? => {
-                kernel::connect(number, identity, &geometry, LONGEST, &theirs)?;
+                kernel::connect(number, identity, &geometry, &theirs)?;
                 number
             }
             Some(number) => return Err(kernel::taken(number)),
@@ -236,8 +241,8 @@ impl Nbd {
         let mut nbd = Nbd::new(door, device(number), geometry, memory)?;
         nbd.connection = Some(Connection::transmitting(ours, nbd.input));
         nbd.stage = Stage::Ready;
+        nbd.is_set_up = kernel::set_up(number, LONGEST)?;
         nbd.advance(ring, &mut Vec::new())?;
-        info!("{} is ready", nbd.path.display());
         Ok(nbd)
     }
 
@@ -379,7 +384,7 @@ fn connect_any(
         if !claimed(claim, number)? {
             continue;
         }
-        match kernel::connect(number, identity, geometry, LONGEST, socket) {
+        match kernel::connect(number, identity, geometry, socket) {
             Ok(()) => return Ok(number),
             Err(FrontendError::Foreign(reason)) => debug!("{reason}"),
             Err(error) => return Err(error),
@@ -523,7 +528,10 @@ impl Frontend for Nbd {
     }
 
     fn stage(&self) -> Stage {
-        self.stage
+        match self.stage {
+            Stage::Ready if !self.is_set_up.load(Ordering::Acquire) => Stage::Starting,
+            stage => stage,
+        }
     }
 
     fn device(&self) -> &Path {
