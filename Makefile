@@ -17,7 +17,7 @@ LONG := $(LONG)|test_kernel_without|ThinLioMoveTest.test_user_sees
 LONG := $(LONG)|just_been_swapped
 
 .PHONY: help setup demo test unit-test rust-test rust lab-test lab-programs \
-        soak lab-kernel lab-up lab-down clean
+        soak bench lab-kernel lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -26,6 +26,7 @@ help:
 	@echo 'make lab-down  end it, with all that it started'
 	@echo 'make unit-test, make rust-test, make lab-test   parts of make test'
 	@echo 'make soak      random walks and pairs of faults, new ones, for an hour'
+	@echo 'make bench     what a move costs a guest, in figures (BENCH=--quick)'
 	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
 
 setup: $(READY)
@@ -96,6 +97,14 @@ LAB_DOWN := status=$$?; $(LAB) --name test down && exit $$status
 lab-test: setup lab-programs
 	$(RUN_LAB_TESTS) --exclude-regex '$(LONG)'; $(LAB_DOWN)
 
+# No test: it judges nothing.  BENCH=--quick makes it short.  What it runs is
+# looked for where cargo puts things by default.
+bench: setup rust lab-kernel
+	cd hydrator && env -u CARGO_TARGET_DIR sh -c '\
+	    $(CARGO) build --locked --release && \
+	    $(CARGO) bench --locked -p localstor-hydrator-core --no-run'
+	$(LAB) --name bench bench $(BENCH)
+
 # Kept outside the repository, and built again when its recipe changes
 lab-kernel: setup
 	missing=$$($(VENV)/bin/bindep -b kernel); test -z "$$missing" || \
@@ -108,7 +117,7 @@ lab-up: setup
 
 # Whatever this checkout has started
 lab-down: setup
-	for name in default demo test hydrator-ublk hydrator-nbd; do \
+	for name in default demo test bench hydrator-ublk hydrator-nbd; do \
 	    $(LAB) --name $$name down; done
 
 clean: lab-down

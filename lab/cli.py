@@ -19,6 +19,8 @@ from cliff import app
 from cliff import command
 from cliff import commandmanager
 from cliff import lister
+from rich import console as consoles
+from rich import progress as bars
 
 from lab import chaos
 from lab import cloud
@@ -557,11 +559,52 @@ class Scale(lister.Lister):
                  for line in found])
 
 
+class Bench(_LabCommand):
+    """Measure what a move costs a guest: the native helper and dm-clone.
+
+    One bare node with the lab's own kernel and disks of an exact latency is
+    started before and taken down after. Every figure stands beside that of
+    the raw logical volume, and is the median of several rounds. Nothing is
+    judged. The tables, a plot and all figures as JSON are left below
+    .lab/bench.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--quick', action='store_true',
+                            help='one short round: some 5 minutes, not 25')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Measure."""
+        # Not for every command of the lab: this imports Cinder.
+        from lab.bench import report
+        from lab.bench import runner
+        effort = runner.QUICK if parsed_args.quick else runner.STANDARD
+        console = consoles.Console(file=self.app.stdout, highlight=False)
+        if not console.is_terminal:
+            console.width = report.WIDTH
+        with progress.shown(self.app.stdout) as told:
+            self.cloud.up(1, told, kernel='own', bare=True,
+                          memory=runner.MEMORY)
+        try:
+            with bars.Progress(*bars.Progress.get_default_columns(),
+                               bars.TimeElapsedColumn(),
+                               console=console) as shown:
+                found = runner.run(self.cloud, effort, shown)
+        finally:
+            self.cloud.down()
+        report.show(found, self.cloud.layout.repository / '.lab' / 'bench',
+                    console)
+        return 1 if found.failures else 0
+
+
 _COMMANDS: dict[str, Any] = {
     'up': Up, 'down': Down, 'status': Status, 'exec': Exec,
     'console': Console, 'kill': Kill, 'start': Start, 'cut': Cut,
     'heal': Heal, 'logs': Logs, 'env': Env, 'service': Service,
-    'restart': Restart, 'chaos': Chaos, 'scale': Scale,
+    'restart': Restart, 'chaos': Chaos, 'scale': Scale, 'bench': Bench,
 }
 
 

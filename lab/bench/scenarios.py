@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is measured: a table.
 
-T1Q1 is one thread with one request at a time. A volume's first MiB are *filled*
-before they are used where local blocks are wanted; all other blocks are
-remote, and a job goes to each of them once.
+T1Q1 is one thread with one request at a time. A volume's first MiB are
+*filled* before they are used where local blocks are wanted; all other blocks
+are remote, and a job goes to each of them once.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Scenario:
     steps: tuple[steps.Step, ...]
     size: int = VOLUME
     latencies: tuple[float, ...] = ONE
-    stacks: tuple[type[stacks.Stack], ...] = stacks.ALL
+    kinds: tuple[type[stacks.Stack], ...] = stacks.ALL
 
 
 # Where a job goes: blocks that are local after Fill, or two areas that
@@ -41,10 +41,10 @@ FIRST = {'offset': FILLED, 'size': 512 - FILLED}
 SECOND = {'offset': 512, 'size': 512}
 BIG = {'block': '1m', 'depth': 4}
 FILL = steps.Fill(size=FILLED)
-HYDRATED = tuple(kind for kind in stacks.ALL if kind is not stacks.Raw)
-SWAPPED = tuple(kind for kind in stacks.ALL
-                if kind is not stacks.ProposedClone)
-SIX_STACKS = (stacks.Raw, stacks.DriversClone, stacks.UblkHydrator)
+
+ENGINES = stacks.ALL[1:]
+SWAPPED = (stacks.Raw, *stacks.ALL[2:])
+SIX_KINDS = (stacks.Raw, stacks.DriversClone, stacks.UblkHydrator)
 
 
 def _job(pattern: str, *areas: dict[str, object], **options: object
@@ -87,23 +87,23 @@ WHILE_HYDRATING = (
     Scenario((
         steps.GuestAndHydration('sync-new-on',
                                 _job('randwrite', FIRST, sync=True)),
-    ), stacks=HYDRATED),
+    ), kinds=ENGINES),
     Scenario((
         steps.GuestAndHydration('read-remote-on', _job('randread', FIRST)),
-    ), stacks=HYDRATED),
+    ), kinds=ENGINES),
     Scenario((
         FILL,
         steps.GuestAndHydration('deep-settled-on',
                                 _job('randwrite', LOCAL, depth=32)),
-    ), stacks=HYDRATED),
+    ), kinds=ENGINES),
     Scenario((
         steps.GuestAndHydration(
             'big-read-on', _job('read', SECOND, BIG, again=True)),
-    ), stacks=HYDRATED),
+    ), kinds=ENGINES),
     Scenario((
         steps.GuestAndHydration(
             'big-write-on', _job('write', SECOND, BIG, again=True)),
-    ), stacks=HYDRATED),
+    ), kinds=ENGINES),
 )
 
 HYDRATION = (
@@ -113,7 +113,7 @@ HYDRATION = (
 SWAP = (
     Scenario((
         steps.Swap('swap', _job('randwrite', sync=True, pause=1000)),
-    ), size=64, stacks=SWAPPED),
+    ), size=64, kinds=SWAPPED),
 )
 
 # The six commands of "Understanding Storage Performance", to the letter but
@@ -127,7 +127,7 @@ SIX = {
     'six-6': _job('randread', depth=128),
 }
 SIX_COMMANDS = tuple(
-    Scenario((steps.Guest(key, job),), size=256, stacks=SIX_STACKS)
+    Scenario((steps.Guest(key, job),), size=256, kinds=SIX_KINDS)
     for key, job in SIX.items())
 
 SCENARIOS = (*SYNC, *SIDE_BY_SIDE, *WHILE_HYDRATING, *HYDRATION, *SWAP,

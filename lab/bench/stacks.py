@@ -21,8 +21,8 @@ from cinder_localstor.datapath import regions
 from cinder_localstor.node import dmsetup
 from cinder_localstor.node import interface
 from cinder_localstor import opts
-from lab import errors
 from lab.bench import disks
+from lab import errors
 from lab import layout
 from lab import node as nodes
 
@@ -259,7 +259,8 @@ class _Hydrator(Stack):
         command = [str(self.program), 'run', '--runtime', str(self.runtime),
                    '--move', str(uuid.uuid4()), '--data', self.disk.data,
                    '--metadata', self.disk.map, '--source', self.disk.source,
-                   '--size', f'{self.size}M', '--new', '--frontend', self.frontend]
+                   '--size', f'{self.size}M', '--new', '--frontend',
+                   self.frontend]
         self.node.run(['bash', '-c', (
             f'exec setsid {shlex.join(command)} > {self.log} 2>&1 < /dev/null'
             f' & echo $! > {self.runtime}.pid')])
@@ -321,4 +322,3 @@ class NbdHydrator(_Hydrator):
 
 ALL: tuple[type[Stack], ...] = (Raw, ProposedClone, DriversClone,
                                 UblkHydrator, NbdHydrator)
-

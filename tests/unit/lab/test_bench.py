@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import io
+import json
+import pathlib
+import tempfile
+
+import ddt
+from oslotest import base
+from rich import console as consoles
+
+from lab.bench import disks
+from lab.bench import fio
+from lab.bench import native
+from lab.bench import report
+from lab.bench import results
+from lab.bench import runner
+from lab.bench import scenarios
+from lab.bench import stacks
+from lab.bench import steps
+from lab import errors
+
+# What fio 3.33 prints, less what is not read
+WAY = {'total_ios': 5000, 'iops': 2500.0, 'bw_bytes': 10240000,
+       'io_bytes': 20480000,
+       'lat_ns': {'min': 300000, 'max': 900000, 'mean': 390000.0},
+       'clat_ns': {'max': 890000, 'percentile': {'99.000000': 500000}}}
+IDLE = {**WAY, 'total_ios': 0, 'iops': 0.0}
+
+
+def fio_output(**changes):
+    job = {'error': 0, 'read': IDLE, 'write': WAY, **changes}
+    return 'note: both iodepth >= 1\n' + json.dumps({'jobs': [job]})
+
+
+@ddt.ddt
+class FioTest(base.BaseTestCase):
+
+    def test_the_way_that_the_job_went_is_read(self):
+        for changes in ({}, {'read': WAY, 'write': IDLE}):
+            figures = fio.parse(fio_output(**changes))
+            self.assertEqual(2500, figures.iops)
+            self.assertEqual(10240000, figures.bandwidth)
+            self.assertEqual(20480000, figures.bytes)
+            self.assertAlmostEqual(390e-6, figures.latency)
+            self.assertAlmostEqual(500e-6, figures.p99)
+            self.assertAlmostEqual(900e-6, figures.worst)
+
+    @ddt.data((fio_output(error=5), 'error 5'),
+              (fio_output(write=IDLE), 'did nothing'),
+              ('', 'something else'), ('{}', 'something else'),
+              ('{"jobs": []}', 'something else'))
+    @ddt.unpack
+    def test_what_is_no_result_is_told(self, text, reason):
+        error = self.assertRaises(errors.LabError, fio.parse, text)
+        self.assertIn(reason, str(error))
+
+    def test_a_job_is_what_the_seeds_command_says(self):
+        command = fio.Job('randwrite', fsync=True).command('/dev/x', 2, 7)
+
+        for option in ('-ioengine=libaio', '-direct=1', '-invalidate=1',
+                       '-bs=4k', '-iodepth=1', '-fsync=1', '-rw=randwrite',
+                       '-runtime=2', '-filename=/dev/x'):
+            self.assertIn(option, command)
+        self.assertNotIn('-sync=1', command)
+        self.assertNotIn('-time_based', command)
+
+    def test_a_latency_log(self):
+        text = '1716\'000, 412000, 1, 4096, 0, 0\n'.replace("'", '')
+        self.assertEqual([fio.Request(1716.0, 0.000412)],
+                         list(fio.parse_log(text)))
+
+    def test_the_longest_request_is_looked_for_in_its_time_only(self):
+        log = [fio.Request(1.0, 0.5), fio.Request(2.0, 0.1),
+               fio.Request(2.4, 0.2), fio.Request(4.0, 0.7)]
+        self.assertEqual(0.2, steps.longest(log, 1.5, 3.0))
+        # One that began in it and ended after it
+        self.assertEqual(0.7, steps.longest(log, 1.5, 3.5))
+        self.assertEqual(0.0, steps.longest(log, 5.0, 6.0))
+
+
+class CountersTest(base.BaseTestCase):
+
+    def test_what_a_disk_did_is_the_difference(self):
+        before = disks.Counters.parse(
+            '1 0 8 1 10 0 80 10 0 11 11 0 0 0 0 5 6')
+        after = disks.Counters.parse(
+            '3 0 24 1 30 0 240 10 0 11 11 0 0 0 0 9 6')
+        self.assertEqual(
+            disks.Counters(reads=2, writes=20, flushes=4, written=160 * 512),
+            after - before)
+
+    def test_what_are_no_counters_is_told(self):
+        for text in ('', '1 2 3', 'a ' * 17):
+            self.assertRaises(errors.LabError, disks.Counters.parse, text)
+
+
+class FitTest(base.BaseTestCase):
+
+    def test_operations_in_sequence_are_found(self):
+        line = results.fit((disk, 80e-6 + 6 * disk)
+                           for disk in (1e-4, 3e-4, 1e-3, 3e-3))
+        self.assertAlmostEqual(80e-6, line.a)
+        self.assertAlmostEqual(6, line.b)
+
+    def test_noise_is_spread(self):
+        points = [(0.0, 1.1), (1.0, 1.9), (2.0, 3.1), (3.0, 3.9)]
+        line = results.fit(points)
+        self.assertAlmostEqual(0.96, line.b)
+        self.assertAlmostEqual(1.06, line.a)
+
+
+def some_results(rounds=3):
+    """What a run could yield: dm-clone has six operations in sequence."""
+    found = results.Results()
+    found.environment = {'node': '6.12', 'load': (1.0, 2.0, 3.0)}
+    in_sequence = {'raw': 1, 'clone-proposal': 6, 'clone': 6, 'ublk': 1,
+                   'nbd': 1}
+    for scenario in scenarios.SCENARIOS:
+        for latency in scenario.latencies:
+            for kind in scenario.kinds:
+                for number in range(rounds):
+                    for step in scenario.steps:
+                        seconds = (in_sequence[kind.name] * latency / 1e3
+                                   + (50e-6 if kind.name == 'raw' else 1e-4))
+                        # One round in three is disturbed.
+                        seconds *= 1 + 9 * (number == 1)
+                        found.samples.append(results.Sample(
+                            step.key, latency, kind.name, number, 1.5, {
+                                'iops': 1 / seconds,
+                                'bandwidth': 1e6 / seconds,
+                                'hydration': 2e8, 'amplification': 1.04,
+                                'operations': 2.0, 'pause': 0.02,
+                                'elsewhere': 0.001, 'linear': 0.1,
+                                'settle': 0.01, 'load_and_resume': 0.09}))
+    found.native = {
+        'request': {'settled: read of 4 KiB': {
+            'median': 61.5, 'low': 60.0, 'high': 63.0}},
+        'memory': {str(1 << 30): {'VmRSS': 20 << 20, 'VmLck': 19 << 20},
+                   str(1 << 40): {'VmRSS': 52 << 20, 'VmLck': 51 << 20}}}
+    return found
+
+
+class ResultsTest(base.BaseTestCase):
+
+    def test_a_disturbed_round_does_not_count(self):
+        found = some_results()
+        self.assertAlmostEqual(
+            1 / (0.3e-3 + 1e-4), found.median('sync-new', 'ublk', 'iops', 0.3))
+
+    def test_the_line_of_a_stack(self):
+        line = some_results().line('sync-new', 'clone')
+        self.assertAlmostEqual(6, line.b)
+        self.assertAlmostEqual(100e-6, line.a)
+
+    def test_a_line_wants_two_disks(self):
+        self.assertIsNone(some_results().line('read-remote', 'ublk'))
+
+    def test_a_ratio_is_taken_within_a_round(self):
+        found = results.Results()
+        for number, (raw, mine) in enumerate(((100, 90), (10, 8), (50, 40))):
+            for stack, iops in (('raw', raw), ('ublk', mine)):
+                found.samples.append(results.Sample(
+                    'sync-new', 0.3, stack, number, 0, {'iops': iops}))
+        self.assertAlmostEqual(0.8, found.ratio('sync-new', 'ublk', 'iops'))
+
+    def test_what_was_not_measured_is_none(self):
+        found = results.Results()
+        self.assertIsNone(found.median('sync-new', 'ublk', 'iops'))
+        self.assertIsNone(found.ratio('sync-new', 'ublk', 'iops'))
+        self.assertIsNone(found.line('sync-new', 'ublk'))
+
+
+class ScenariosTest(base.BaseTestCase):
+
+    def test_every_figure_has_a_name(self):
+        keys = [step.key for scenario in scenarios.SCENARIOS
+                for step in scenario.steps if step.key]
+        self.assertEqual(sorted(set(keys)), sorted(keys))
+        self.assertEqual(set(keys), set(scenarios.LABELS))
+        self.assertLessEqual(set(scenarios.BESIDE.items()),
+                             {(a, b) for a in keys for b in keys})
+
+    def test_every_figure_but_those_while_hydrating_is_taken_on_raw(self):
+        for scenario in scenarios.SCENARIOS:
+            if scenario not in scenarios.WHILE_HYDRATING:
+                self.assertIn(stacks.Raw, scenario.kinds)
+
+    def test_each_stack_comes_first_once(self):
+        first = {}
+        for turn in runner._turns(5):
+            first.setdefault((turn.round, turn.scenario, turn.latency),
+                             turn.kind)
+        sync = {kind for (_round, scenario, latency), kind in first.items()
+                if scenario is scenarios.SYNC[0] and latency == 1.0}
+        self.assertEqual(set(stacks.ALL), sync)
+
+
+class ReportTest(base.BaseTestCase):
+
+    def text(self, found):
+        out = io.StringIO()
+        console = consoles.Console(file=out, width=200)
+        for table in report.tables(found):
+            console.print(table)
+        return out.getvalue()
+
+    def line(self, text, *words):
+        for line in text.splitlines():
+            if all(word in line for word in words):
+                return line
+        self.fail('no line with %s in\n%s' % (words, text))
+
+    def test_operations_in_sequence_are_shown(self):
+        text = self.text(some_results())
+        self.assertIn('6.000', self.line(text, 'dm-clone, ours', '6.000'))
+        self.assertIn('1.000', self.line(text, '<= 1.05'))
+
+    def test_nothing_is_rounded_up_to_a_goal(self):
+        self.assertIn('1.040', self.line(self.text(some_results()), '< 1.1'))
+
+    def test_memory_is_what_it_grows_by(self):
+        self.assertIn('32.0 MiB', self.line(self.text(some_results()),
+                                            '< 48 MiB'))
+
+    def test_a_run_in_which_all_failed_is_shown_as_well(self):
+        self.assertIn('-', self.text(results.Results()))
+
+    def test_everything_is_left_in_a_folder(self):
+        found = some_results()
+        found.failures.append('round 1: [broken] pipe')
+        with tempfile.TemporaryDirectory() as folder:
+            place = pathlib.Path(folder, 'bench')
+            report.show(found, place, consoles.Console(file=io.StringIO()))
+            left = json.loads((place / 'bench.json').read_text())
+            self.assertEqual(len(found.samples), len(left['samples']))
+            self.assertIn('[broken] pipe',
+                          (place / 'tables.txt').read_text())
+            self.assertIn('<svg', (place / 'latency.svg').read_text())
+
+
+class NativeTest(base.BaseTestCase):
+
+    def test_estimates_of_criterion(self):
+        with tempfile.TemporaryDirectory() as folder:
+            new = pathlib.Path(folder, 'settled_ read', 'new')
+            new.mkdir(parents=True)
+            (new / 'benchmark.json').write_text(
+                '{"full_id": "settled: read"}')
+            (new / 'estimates.json').write_text(json.dumps({'median': {
+                'confidence_interval': {'lower_bound': 60, 'upper_bound': 63},
+                'point_estimate': 61.5}}))
+            self.assertEqual(
+                {'settled: read': {'median': 61.5, 'low': 60, 'high': 63}},
+                native.read_estimates(pathlib.Path(folder)))
+
+    def test_no_estimates_are_told(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertRaises(errors.LabError, native.read_estimates,
+                              pathlib.Path(folder))
+
+    def test_memory_of_a_process(self):
+        text = 'Name:\tx\nVmLck:\t   1024 kB\nVmRSS:\t   2048 kB\n'
+        self.assertEqual({'VmLck': 1 << 20, 'VmRSS': 2 << 20},
+                         native.read_memory(text))
