@@ -24,14 +24,12 @@ class Counters:
     """What a disk has done, from its ``stat`` in sysfs.
 
     :ivar reads: requests
-    :ivar writes: requests
-    :ivar flushes: requests
+    :ivar writes: requests, flushes among them
     :ivar written: bytes
     """
 
     reads: int
     writes: int
-    flushes: int
     written: int
 
     @classmethod
@@ -42,7 +40,7 @@ class Counters:
         """
         try:
             words = [int(word) for word in text.split()]
-            return cls(reads=words[0], writes=words[4], flushes=words[15],
+            return cls(reads=words[0], writes=words[4],
                        written=words[6] * SECTOR)
         except (ValueError, IndexError) as error:
             raise errors.LabError(f'"{text}" are no counters of a disk') \

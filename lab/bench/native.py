@@ -32,7 +32,8 @@ def requests() -> dict[str, Any]:
                    if name != 'CARGO_TARGET_DIR'}
     ended = subprocess.run(
         ['cargo', 'bench', '--locked', '-p', 'localstor-hydrator-core',
-         '--bench', 'requests', '--', '--noplot'],
+         '--bench', 'requests', '--', '--noplot', '--warm-up-time', '1',
+         '--measurement-time', '3'],
         cwd=_WORKSPACE, env=environment, capture_output=True, text=True)
     if ended.returncode:
         raise errors.LabError(f'"cargo bench" in {_WORKSPACE} ended with '

@@ -49,12 +49,10 @@ def tables(found: results_.Results) -> Iterator[tables_.Table]:
         yield _latencies(found, key)
     yield _side_by_side(
         found, 'Side by side, nothing is copied in the background',
-        [key for scenario in scenarios.SIDE_BY_SIDE
-         for key in _keys(scenario)])
+        [*_keys(scenarios.SIDE_BY_SIDE), 'deep-new'])
     yield _side_by_side(
         found, 'While hydration goes on: the guest (beside it the raw volume '
-        'without)', [key for scenario in scenarios.WHILE_HYDRATING
-                     for key in _keys(scenario)])
+        'without)', _keys(scenarios.WHILE_HYDRATING))
     yield _written(found)
     yield _hydration(found)
     yield _swap(found)
@@ -63,8 +61,9 @@ def tables(found: results_.Results) -> Iterator[tables_.Table]:
     yield _goals(found)
 
 
-def _keys(scenario: scenarios.Scenario) -> list[str]:
-    return [step.key for step in scenario.steps if step.key]
+def _keys(some: Iterable[scenarios.Scenario]) -> list[str]:
+    return [step.key for scenario in some for step in scenario.steps
+            if step.key]
 
 
 def _table(title: str, *columns: str) -> tables_.Table:

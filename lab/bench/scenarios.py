@@ -44,6 +44,7 @@ FILL = steps.Fill(size=FILLED)
 
 ENGINES = stacks.ALL[1:]
 SWAPPED = (stacks.Raw, *stacks.ALL[2:])
+BEST = (stacks.DriversClone, stacks.UblkHydrator)
 SIX_KINDS = (stacks.Raw, stacks.DriversClone, stacks.UblkHydrator)
 
 
@@ -57,10 +58,13 @@ def _job(pattern: str, *areas: dict[str, object], **options: object
 SYNC = (
     Scenario((
         steps.Guest('sync-new', _job('randwrite', FIRST, sync=True)),
-        steps.Guest('fsync-new', _job('randwrite', SECOND, fsync=True)),
+    ), latencies=LATENCIES),
+    Scenario((
+        steps.Guest('fsync-new', _job('randwrite', FIRST, fsync=True)),
+        steps.Guest('deep-new', _job('randwrite', SECOND, depth=32)),
         FILL,
         steps.Guest('sync-settled', _job('randwrite', LOCAL, sync=True)),
-    ), latencies=LATENCIES),
+    ), latencies=(0.3, 3.0)),
 )
 
 SIDE_BY_SIDE = (
@@ -70,12 +74,8 @@ SIDE_BY_SIDE = (
         steps.Guest('read-unsettled', _job('randread', LOCAL)),
         steps.Flush(),
         steps.Guest('read-settled', _job('randread', LOCAL)),
-    )),
-    Scenario((
-        steps.Guest('deep-new', _job('randwrite', FIRST, depth=32)),
-        FILL,
         steps.Guest('deep-settled', _job('randwrite', LOCAL, depth=32)),
-    ), latencies=(0.3, 3.0)),
+    )),
     Scenario((
         steps.Guest('big-write-new', _job('write', FIRST, BIG)),
         steps.Guest('big-read-remote', _job('read', SECOND, BIG)),
@@ -87,10 +87,10 @@ WHILE_HYDRATING = (
     Scenario((
         steps.GuestAndHydration('sync-new-on',
                                 _job('randwrite', FIRST, sync=True)),
-    ), kinds=ENGINES),
+    ), kinds=BEST),
     Scenario((
         steps.GuestAndHydration('read-remote-on', _job('randread', FIRST)),
-    ), kinds=ENGINES),
+    ), kinds=BEST),
     Scenario((
         FILL,
         steps.GuestAndHydration('deep-settled-on',
@@ -99,11 +99,11 @@ WHILE_HYDRATING = (
     Scenario((
         steps.GuestAndHydration(
             'big-read-on', _job('read', SECOND, BIG, again=True)),
-    ), kinds=ENGINES),
+    ), kinds=BEST),
     Scenario((
         steps.GuestAndHydration(
             'big-write-on', _job('write', SECOND, BIG, again=True)),
-    ), kinds=ENGINES),
+    ), kinds=BEST),
 )
 
 HYDRATION = (

@@ -264,6 +264,9 @@ class _Hydrator(Stack):
         self.node.run(['bash', '-c', (
             f'exec setsid {shlex.join(command)} > {self.log} 2>&1 < /dev/null'
             f' & echo $! > {self.runtime}.pid')])
+        return self._wait_for_device()
+
+    def _wait_for_device(self) -> str:
         deadline = time.monotonic() + PATIENCE
         while not (status := self._status())['device']:
             if time.monotonic() > deadline:
@@ -318,6 +321,16 @@ class NbdHydrator(_Hydrator):
     name = 'nbd'
     label = 'hydrator, NBD'
     frontend = 'nbd'
+
+    def _build(self) -> str:
+        # While the helper sets its device up, a read of udev's would have it
+        # wait for itself.
+        self.node.run(['udevadm', 'control', '--stop-exec-queue'])
+        try:
+            return super()._build()
+        finally:
+            self.node.run(['udevadm', 'control', '--start-exec-queue'])
+            self.node.run(['udevadm', 'settle', '--timeout=10'])
 
 
 ALL: tuple[type[Stack], ...] = (Raw, ProposedClone, DriversClone,

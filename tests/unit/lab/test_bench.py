@@ -87,7 +87,7 @@ class CountersTest(base.BaseTestCase):
         after = disks.Counters.parse(
             '3 0 24 1 30 0 240 10 0 11 11 0 0 0 0 9 6')
         self.assertEqual(
-            disks.Counters(reads=2, writes=20, flushes=4, written=160 * 512),
+            disks.Counters(reads=2, writes=20, written=160 * 512),
             after - before)
 
     def test_what_are_no_counters_is_told(self):
