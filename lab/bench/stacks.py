@@ -29,8 +29,9 @@ from lab import node as nodes
 HYDRATOR = (layout.REPOSITORY / 'hydrator' / 'target' / 'release'
             / 'localstor-hydrator')
 HANDLE = 'bench-handle'
-# Seconds
+# Seconds, for a device to appear and for one to go
 PATIENCE = 60
+_END = 10
 
 
 class _Commands:
@@ -274,9 +275,10 @@ class _Hydrator(Stack):
                                       + self._read_log())
         return status['device']
 
-    def _ask(self, verb: str, check: bool = True) -> Any:
+    def _ask(self, verb: str, check: bool = True,
+             timeout: float = PATIENCE) -> Any:
         return self.node.run([str(self.program), verb, str(self.runtime)],
-                             check=check)
+                             check=check, timeout=timeout)
 
     def _status(self) -> dict[str, Any]:
         answer = self._ask('status', check=False)
@@ -300,11 +302,20 @@ class _Hydrator(Stack):
         return Hydrated(self.local(), seconds)
 
     def remove(self) -> None:
-        self._ask('abort')
-        self.node.run(['bash', '-c', (
-            f'while kill -0 $(cat {self.runtime}.pid) 2> /dev/null;'
-            ' do sleep 0.05; done')])
-        self.disk.clear()
+        self.node.run(['udevadm', 'settle', '--timeout=10'])
+        try:
+            self._ask('abort', timeout=_END)
+            self.node.run(['bash', '-c', (
+                f'while kill -0 $(cat {self.runtime}.pid) 2> /dev/null;'
+                ' do sleep 0.05; done')], timeout=_END)
+        except errors.LabError:
+            # What comes next must not suffer from this one.
+            self.node.run(['bash', '-c',
+                           f'kill -9 $(cat {self.runtime}.pid);'
+                           f' rm -rf {self.runtime}'])
+            raise
+        finally:
+            self.disk.clear()
 
 
 class UblkHydrator(_Hydrator):
