@@ -83,6 +83,7 @@ class Figures:
         its flush
     :ivar bandwidth: bytes per second
     :ivar latency: mean seconds of a request, without the flush of ``fsync``
+    :ivar p50: seconds in which half of the requests completed
     :ivar p99: seconds in which 99 of 100 requests completed
     :ivar worst: seconds of the longest request
     :ivar requests: how many there were
@@ -92,6 +93,7 @@ class Figures:
     iops: float
     bandwidth: float
     latency: float
+    p50: float
     p99: float
     worst: float
     requests: int
@@ -115,12 +117,12 @@ def parse(text: str) -> Figures:
         if not done['total_ios']:
             raise errors.LabError('fio did nothing in its time: the device '
                                   'did not complete one request')
-        percentiles = done['clat_ns'].get('percentile', {})
+        percentiles = done['clat_ns']['percentile']
         return Figures(
             iops=done['iops'], bandwidth=done['bw_bytes'],
             latency=done['lat_ns']['mean'] / 1e9,
-            p99=percentiles.get('99.000000',
-                                done['clat_ns']['max']) / 1e9,
+            p50=percentiles['50.000000'] / 1e9,
+            p99=percentiles['99.000000'] / 1e9,
             worst=done['lat_ns']['max'] / 1e9,
             requests=done['total_ios'], bytes=done['io_bytes'])
     except (ValueError, KeyError, IndexError) as error:

@@ -95,13 +95,21 @@ class Results:
             and raw.get((sample.round, sample.latency))]
         return statistics.median(ratios) if ratios else None
 
-    def line(self, key: str, stack: str) -> Line | None:
-        """Seconds of a request at depth 1, over those of the disk."""
+    def line(self, key: str, stack: str, typical: bool = False
+             ) -> Line | None:
+        """Seconds of a request at depth 1, over those of the disk.
+
+        :param typical: of the median request, as fio saw it, which no other
+            load on the machine stretches; else of the mean with all that lies
+            between two requests, which is what IOPS are made of
+        """
         points = []
         for latency in self.latencies(key):
-            iops = self.median(key, stack, 'iops', latency)
-            if iops:
-                points.append((latency / 1e3, 1 / iops))
+            value = self.median(key, stack, 'p50' if typical else 'iops',
+                                latency)
+            if value:
+                points.append((latency / 1e3, value if typical
+                               else 1 / value))
         return fit(points) if len(points) > 1 else None
 
     def as_dict(self) -> dict[str, Any]:

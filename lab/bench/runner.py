@@ -33,10 +33,11 @@ class Effort:
 
     rounds: int
     seconds: float
+    scenarios: tuple[scenarios.Scenario, ...]
 
 
-STANDARD = Effort(rounds=3, seconds=2)
-QUICK = Effort(rounds=1, seconds=1)
+STANDARD = Effort(rounds=3, seconds=2, scenarios=scenarios.SCENARIOS)
+QUICK = Effort(rounds=1, seconds=1, scenarios=scenarios.QUICK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ def run(cloud: clouds.Cloud, effort: Effort, progress: bars.Progress
     found = results_.Results()
     node = cloud.node('node1')
     found.environment = environment(node, effort)
-    turns = list(_turns(effort.rounds))
+    turns = list(_turns(effort))
     task = progress.add_task('disks', total=len(turns) + 2)
     made = {}
     for latency in scenarios.LATENCIES:
@@ -64,8 +65,12 @@ def run(cloud: clouds.Cloud, effort: Effort, progress: bars.Progress
     for latency in {turn.latency for turn in turns
                     if turn.scenario in scenarios.HYDRATION}:
         made[latency].fill_source()
-    node.run(['modprobe', '-q', 'nbd'], check=False)
+    begun = 0
     for turn in turns:
+        if turn.round > begun:
+            begun = turn.round
+            # For who has no terminal with a bar
+            progress.console.print(f'round {begun} of {effort.rounds}')
         stack = turn.kind(made[turn.latency])
         progress.update(task, description=(
             f'round {turn.round}: {turn.latency:g} ms, {stack.label}'))
@@ -85,10 +90,10 @@ def run(cloud: clouds.Cloud, effort: Effort, progress: bars.Progress
     return found
 
 
-def _turns(rounds: int) -> Iterator[_Turn]:
+def _turns(effort: Effort) -> Iterator[_Turn]:
     """Each stack has its turn at another place in each round."""
-    for number in range(1, rounds + 1):
-        for scenario in scenarios.SCENARIOS:
+    for number in range(1, effort.rounds + 1):
+        for scenario in effort.scenarios:
             for latency in scenario.latencies:
                 shift = (number - 1) % len(scenario.kinds)
                 for kind in (scenario.kinds[shift:]

@@ -132,6 +132,8 @@ SIX_COMMANDS = tuple(
 
 SCENARIOS = (*SYNC, *SIDE_BY_SIDE, *WHILE_HYDRATING, *HYDRATION, *SWAP,
              *SIX_COMMANDS)
+# What is enough for a first look
+QUICK = (*SYNC, *SIDE_BY_SIDE, WHILE_HYDRATING[2], *HYDRATION, *SWAP)
 
 # How each is called where figures are shown
 LABELS = {

@@ -105,7 +105,8 @@ class Stack(abc.ABC):
         """Copy all in at most `limit` seconds, without a guest."""
 
     def settle(self) -> None:
-        """What has to be done before the engine may be left."""
+        """What the driver does before it leaves the engine."""
+        self.device_mapper.flush(self.device)
 
     @abc.abstractmethod
     def remove(self) -> None:
@@ -203,9 +204,6 @@ class _Clone(Stack):
             f'timeout {limit:g} dmsetup wait --noflush {node} 0 > /dev/null',
             limit + PATIENCE)
         return Hydrated(self.local(), seconds)
-
-    def settle(self) -> None:
-        self.device_mapper.flush(self.device)
 
     def remove(self) -> None:
         self.device_mapper.remove(self.engine_node)

@@ -175,7 +175,7 @@ def _guest(stack: stacks.Stack, device: str, job: fio.Job, now: Round,
 
 def _as_figures(figures: fio.Figures) -> dict[str, Any]:
     return {'iops': figures.iops, 'bandwidth': figures.bandwidth,
-            'latency': figures.latency, 'p99': figures.p99,
+            'latency': figures.latency, 'p50': figures.p50, 'p99': figures.p99,
             'worst': figures.worst}
 
 

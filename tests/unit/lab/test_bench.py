@@ -24,7 +24,8 @@ from lab import errors
 WAY = {'total_ios': 5000, 'iops': 2500.0, 'bw_bytes': 10240000,
        'io_bytes': 20480000,
        'lat_ns': {'min': 300000, 'max': 900000, 'mean': 390000.0},
-       'clat_ns': {'max': 890000, 'percentile': {'99.000000': 500000}}}
+       'clat_ns': {'max': 890000, 'percentile': {'50.000000': 380000,
+                                                   '99.000000': 500000}}}
 IDLE = {**WAY, 'total_ios': 0, 'iops': 0.0}
 
 
@@ -43,6 +44,7 @@ class FioTest(base.BaseTestCase):
             self.assertEqual(10240000, figures.bandwidth)
             self.assertEqual(20480000, figures.bytes)
             self.assertAlmostEqual(390e-6, figures.latency)
+            self.assertAlmostEqual(380e-6, figures.p50)
             self.assertAlmostEqual(500e-6, figures.p99)
             self.assertAlmostEqual(900e-6, figures.worst)
 
@@ -127,7 +129,7 @@ def some_results(rounds=3):
                         seconds *= 1 + 9 * (number == 1)
                         found.samples.append(results.Sample(
                             step.key, latency, kind.name, number, 1.5, {
-                                'iops': 1 / seconds,
+                                'iops': 1 / seconds, 'p50': seconds - 2e-5,
                                 'bandwidth': 1e6 / seconds,
                                 'hydration': 2e8, 'amplification': 1.04,
                                 'operations': 2.0, 'pause': 0.02,
@@ -152,6 +154,11 @@ class ResultsTest(base.BaseTestCase):
         line = some_results().line('sync-new', 'clone')
         self.assertAlmostEqual(6, line.b)
         self.assertAlmostEqual(100e-6, line.a)
+
+    def test_the_line_of_the_median_request(self):
+        line = some_results().line('sync-new', 'clone', typical=True)
+        self.assertAlmostEqual(6, line.b)
+        self.assertAlmostEqual(80e-6, line.a)
 
     def test_a_line_wants_two_disks(self):
         self.assertIsNone(some_results().line('read-remote', 'ublk'))
@@ -188,7 +195,8 @@ class ScenariosTest(base.BaseTestCase):
 
     def test_each_stack_comes_first_once(self):
         first = {}
-        for turn in runner._turns(5):
+        for turn in runner._turns(runner.Effort(
+                5, 1, scenarios.SCENARIOS)):
             first.setdefault((turn.round, turn.scenario, turn.latency),
                              turn.kind)
         sync = {kind for (_round, scenario, latency), kind in first.items()
