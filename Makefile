@@ -103,7 +103,7 @@ bench: setup rust lab-kernel
 	cd hydrator && env -u CARGO_TARGET_DIR sh -c '\
 	    $(CARGO) build --locked --release && \
 	    $(CARGO) bench --locked -p localstor-hydrator-core --no-run'
-	$(LAB) --name bench bench $(BENCH)
+	$(LAB) --name bench-node bench $(BENCH)
 
 # Kept outside the repository, and built again when its recipe changes
 lab-kernel: setup
@@ -117,7 +117,7 @@ lab-up: setup
 
 # Whatever this checkout has started
 lab-down: setup
-	for name in default demo test bench hydrator-ublk hydrator-nbd; do \
+	for name in default demo test bench-node hydrator-ublk hydrator-nbd; do \
 	    $(LAB) --name $$name down; done
 
 clean: lab-down

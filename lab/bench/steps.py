@@ -78,7 +78,7 @@ class Guest(Step):
             # What is noted later belongs to it.
             stack.flush()
         done = stack.disk.counters() - before
-        answer = _as_figures(figures)
+        answer = _as_figures(figures, self.job)
         if self.job.writes:
             answer['amplification'] = done.written / figures.bytes
         answer['operations'] = (done.reads + done.writes) / figures.requests
@@ -104,7 +104,7 @@ class GuestAndHydration(Step):
             before, begin = stack.local(), time.monotonic()
             time.sleep(now.seconds - 0.5)
             after, end = stack.local(), time.monotonic()
-            answer = _as_figures(guest.result())
+            answer = _as_figures(guest.result(), self.job)
         answer['hydration'] = (after - before) / (end - begin)
         answer['local'] = after / (stack.size * disks.MIB)
         return answer
@@ -173,10 +173,13 @@ def _guest(stack: stacks.Stack, device: str, job: fio.Job, now: Round,
                                     timeout=seconds + warm_up + 60).stdout)
 
 
-def _as_figures(figures: fio.Figures) -> dict[str, Any]:
-    return {'iops': figures.iops, 'bandwidth': figures.bandwidth,
-            'latency': figures.latency, 'p50': figures.p50, 'p99': figures.p99,
-            'worst': figures.worst}
+def _as_figures(figures: fio.Figures, job: fio.Job) -> dict[str, Any]:
+    answer = {'iops': figures.iops, 'bandwidth': figures.bandwidth}
+    if not job.fsync:
+        # fio leaves the flush out of these.
+        answer |= {'latency': figures.latency, 'p50': figures.p50,
+                   'p99': figures.p99, 'worst': figures.worst}
+    return answer
 
 
 def _node_time(stack: stacks.Stack) -> float:

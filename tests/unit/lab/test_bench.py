@@ -24,9 +24,9 @@ from lab import errors
 WAY = {'total_ios': 5000, 'iops': 2500.0, 'bw_bytes': 10240000,
        'io_bytes': 20480000,
        'lat_ns': {'min': 300000, 'max': 900000, 'mean': 390000.0},
-       'clat_ns': {'max': 890000, 'percentile': {
-                       '50.000000': 380000,
-                       '99.000000': 500000}}}
+       'clat_ns': {'max': 890000,
+                   'percentile': {'50.000000': 380000,
+                                  '99.000000': 500000}}}
 IDLE = {**WAY, 'total_ios': 0, 'iops': 0.0}
 
 
