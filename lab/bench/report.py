@@ -4,6 +4,7 @@
 from collections.abc import Iterable
 from collections.abc import Iterator
 import json
+import math
 import pathlib
 import statistics
 
@@ -230,7 +231,8 @@ def _goals(found: results_.Results) -> tables_.Table:
                 value = line.b if line else None
             else:
                 value = getattr(found, figure)(key, name, *rest)
-            cells.append(NOTHING if value is None else f'{value:.3f}')
+            cells.append(NOTHING if value is None
+                         else _unrounded(value, 3, up=goal.startswith('<')))
         table.add_row(label, goal, *cells)
 
     add('sync=1, remote: b', '<= 1.05', 'b', 'sync-new')
@@ -272,7 +274,15 @@ def _amount(value: float | None, quantity: str) -> str:
 
 
 def _ratio(value: float | None) -> str:
-    return NOTHING if value is None else f'{value:.2f}'
+    return NOTHING if value is None else _unrounded(value, 2)
+
+
+def _unrounded(value: float, digits: int, up: bool = False) -> str:
+    """So that nothing reaches a goal by being rounded."""
+    scaled = value * 10 ** digits
+    # What binary fractions add is no reason for another digit.
+    whole = math.ceil(scaled - 1e-6) if up else math.floor(scaled + 1e-6)
+    return f'{whole / 10 ** digits:.{digits}f}'
 
 
 def plot(found: results_.Results, path: pathlib.Path) -> None:

@@ -225,8 +225,18 @@ class ReportTest(base.BaseTestCase):
         self.assertIn('6.000', self.line(text, 'dm-clone, ours', '6.000'))
         self.assertIn('1.000', self.line(text, '<= 1.05'))
 
-    def test_nothing_is_rounded_up_to_a_goal(self):
-        self.assertIn('1.040', self.line(self.text(some_results()), '< 1.1'))
+    def test_nothing_reaches_a_goal_by_being_rounded(self):
+        found = results.Results()
+        for stack, iops, written in (('raw', 100000, 1),
+                                     ('ublk', 94999, 1.1001)):
+            for key in ('sync-new', 'deep-new'):
+                found.samples.append(results.Sample(
+                    key, 3.0, stack, 1, 0,
+                    {'iops': iops, 'amplification': written}))
+        text = self.text(found)
+        self.assertIn('0.949', self.line(text, '>= 0.95'))
+        self.assertIn('1.101', self.line(text, '< 1.1'))
+        self.assertIn('0.94', self.line(text, 'hydrator, ublk', '94999'))
 
     def test_memory_is_what_it_grows_by(self):
         self.assertIn('32.0 MiB', self.line(self.text(some_results()),
