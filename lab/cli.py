@@ -573,7 +573,7 @@ class Bench(_LabCommand):
         """Describe the arguments."""
         parser = super().get_parser(prog_name)
         parser.add_argument('--quick', action='store_true',
-                            help='one short round: some 5 minutes, not 25')
+                            help='one short round: 5 to 7 minutes, not 25')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
