@@ -33,7 +33,7 @@ def show(found: results_.Results, folder: pathlib.Path,
         json.dumps(found.as_dict(), indent=1) + '\n')
     with open(folder / 'tables.txt', 'w') as file:
         for target in (console, consoles.Console(file=file, width=WIDTH)):
-            for table in tables(found):
+            for table in filter(lambda table: table.rows, tables(found)):
                 target.print(table)
                 target.print()
             for failure in found.failures:
@@ -44,7 +44,7 @@ def show(found: results_.Results, folder: pathlib.Path,
 
 
 def tables(found: results_.Results) -> Iterator[tables_.Table]:
-    """All tables for which there are figures."""
+    """All tables; some have no rows after a quick run."""
     yield _environment(found)
     for key in ('sync-new', 'fsync-new', 'sync-settled'):
         yield _latencies(found, key)

@@ -99,8 +99,8 @@ class Results:
              ) -> Line | None:
         """Seconds of a request at depth 1, over those of the disk.
 
-        :param typical: of the median request, as fio saw it, which no other
-            load on the machine stretches; else of the mean with all that lies
+        :param typical: of the median request, as fio saw it, which other load
+            on the machine stretches less; else of the mean with all that lies
             between two requests, which is what IOPS are made of
         """
         points = []
