@@ -189,9 +189,9 @@ class EngineFailed(LocalStorException):
 
 
 class HandleMissing(LocalStorException):
-    message = _("Volume copy '%(name)s' has no handle on this node, so it "
-                "can't be exported. It gets one when its own move goes on: "
-                "'cinder-localstor status' tells what it waits for.")
+    message = _("Volume copy '%(name)s' has no handle on this node, so it can "
+                "be neither attached nor exported. 'cinder-localstor status' "
+                "tells what is wrong with it, or what its move waits for.")
 
 
 class GenerationTooOld(LocalStorException):

@@ -90,6 +90,11 @@ class Handles:
             raise exception.VolumeInUse(
                 volume_name=name, host='this node', device=self.path(name))
 
+    def check_there(self, name: str) -> None:
+        """:raises HandleMissing: there is no handle"""
+        if not self._node.device_mapper.exists(handle_name(name)):
+            raise exception.HandleMissing(name=name)
+
     def open_count(self, name: str) -> int:
         """How often a handle is open; 0 when there is none."""
         device = self._node.device_mapper.devices().get(handle_name(name))

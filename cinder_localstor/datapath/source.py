@@ -3,7 +3,6 @@
 
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
-from cinder_localstor import exception
 from cinder_localstor.node import interface
 
 
@@ -32,9 +31,7 @@ class Source:
         :raises HandleMissing: there is none; a target would be left without
             a disk, and taken for one that is well
         """
-        if not self._node.device_mapper.exists(
-                handles.handle_name(move.source_name)):
-            raise exception.HandleMissing(name=move.source_name)
+        self._handles.check_there(move.source_name)
         path = self._handles.path(move.source_name)
         # A guest that died has left something in the disk's cache, perhaps.
         # Its successor reads that, and knows of no power cut here.

@@ -251,6 +251,8 @@ class LocalStorDriver(driver.VolumeDriver):
         if kind is Connection.REMOTE:
             return self._remote.connect(volume, connector)
         copy = volume.name
+        if kind is Connection.LOCAL:
+            self._handles.check_there(copy)
         if kind is Connection.MOVE and peer:
             try:
                 copy = self._move(volume, peer)

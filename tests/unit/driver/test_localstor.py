@@ -291,6 +291,11 @@ class ConnectionTest(DriverTestCase):
         self.assertIsNone(self.driver.create_export(self.ctxt, self.volume,
                                                     HERE))
 
+    def test_copy_without_a_handle_is_not_attached(self):
+        self.cloud.nodes[base.A].device_mapper.nodes.clear()
+        error = self.assertRaises(exception.HandleMissing, self.connect, HERE)
+        self.assertIn(self.volume.name, str(error))
+
     def test_instance_elsewhere_gets_the_volume_there(self):
         self.cloud.reserve(self.volume)
         self.assertIsNone(self.driver.create_export(self.ctxt, self.volume,
