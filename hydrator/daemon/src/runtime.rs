@@ -2,9 +2,9 @@
 //! The runtime directory: how others find a hydrator, and how it finds the
 //! device of its predecessor.
 
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -45,7 +45,11 @@ impl Runtime {
     /// its own user alone: who reaches the sockets has the guest's content.
     pub(crate) fn open(directory: &Path) -> anyhow::Result<Runtime> {
         if let Some(parent) = directory.parent() {
-            std::fs::create_dir_all(parent)
+            // Whatever the umask: others could put their own things there.
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create(parent)
                 .with_context(|| format!("cannot make {}", parent.display()))?;
         }
         umask(Mode::RWXG | Mode::RWXO);
@@ -230,6 +234,15 @@ pub(crate) fn remove(path: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nobody_else_may_write_where_the_directory_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let parent = folder.path().join("localstor");
+        umask(Mode::empty());
+        Runtime::open(&parent.join("volume")).unwrap();
+        assert_eq!(std::fs::metadata(parent).unwrap().mode() & 0o022, 0);
+    }
 
     #[test]
     fn a_successor_finds_the_device() {
