@@ -46,6 +46,10 @@ def size_lock(volume_id: str) -> str:
     return 'localstor-size-' + volume_id
 
 
+def _is_hydrating(move: rows.Move) -> bool:
+    return table.START_HYDRATION.name in move.done
+
+
 class Mover:
     """Everything about moves that one backend does.
 
@@ -236,28 +240,31 @@ class Mover:
         moves = rows.for_host(ctxt, self.host)
         if any(map(self._serves_from_here, moves)):
             self._tend_exports()
-        moves = [move for move in moves if self._executor.owns(move)
-                 and move.move_id not in self._busy]
+        owned = [move for move in moves if self._executor.owns(move)]
+        moves = [move for move in owned if move.move_id not in self._busy]
         if not moves:
             return
+        limit = self._share_of_rate(owned)
         devices = self._node.device_mapper.devices()
-        self._share_rate(moves)
         for move in moves:
             self._busy.add(move.move_id)
-            self._workers.submit(self._look_after, move.move_id, devices)
+            self._workers.submit(self._look_after, move.move_id, devices,
+                                 limit)
 
-    def _share_rate(self, moves: list[rows.Move]) -> None:
-        """Let the volumes that arrive here share what the option allows."""
+    def _share_of_rate(self, owned: list[rows.Move]) -> int | None:
+        """Bytes per second that each volume may arrive with, None for no
+        limit.
+        """
         rate = self._configuration.localstor_hydration_rate * units.Mi
-        arriving = [move for move in moves
-                    if 'start_hydration' in move.done]
-        for move in arriving if rate else ():
-            try:
-                self._arriving.throttle(move.transfer, rate // len(arriving))
-            except exception.LocalStorException as error:
-                LOG.warning('Move %(move)s goes on at its former rate: '
-                            '%(error)s', {'move': move.move_id,
-                                          'error': error})
+        arriving = sum(map(_is_hydrating, owned))
+        return rate // arriving if rate and arriving else None
+
+    def _throttle(self, move: rows.Move, limit: int) -> None:
+        try:
+            self._arriving.throttle(move.transfer, limit)
+        except exception.LocalStorException as error:
+            LOG.warning('Move %(move)s goes on at its former rate: %(error)s',
+                        {'move': move.move_id, 'error': error})
 
     def _serves_from_here(self, move: rows.Move) -> bool:
         return (move.transfer.source_host == self.host
@@ -291,13 +298,15 @@ class Mover:
         finally:
             self._busy.discard(EXPORTS)
 
-    def _look_after(self, move_id: str,
-                    devices: executor.Devices | None) -> None:
+    def _look_after(self, move_id: str, devices: executor.Devices | None,
+                    limit: int | None = None) -> None:
         ctxt = context.get_admin_context()
         try:
             move = rows.get(ctxt, move_id)
             if move is None or move_id in self._beginning:
                 return
+            if limit is not None and _is_hydrating(move):
+                self._throttle(move, limit)
             if (move.state in table.UNDONE_BY_FAILURE
                     and self._executor.owns(move)):
                 self._executor.undo(ctxt, move)

@@ -709,10 +709,13 @@ class RateTest(MoverTestCase):
 
     data_path = 'hydrator'
 
-    def limits(self, count):
+    def limits(self, count, busy=0):
         for _number in range(count):
             self.cloud.move(self.cloud.create_volume())
         self.cloud.watch()
+        self.cloud.movers[base.B]._busy.update(
+            move.move_id for move in rows.for_host(
+                self.ctxt, base.B)[:busy])
         throttle = self.patch(
             'cinder_localstor.node.simulated.SimulatedHydrators.throttle')
         self.cloud.watch()
@@ -724,6 +727,20 @@ class RateTest(MoverTestCase):
     def test_each_gets_its_share(self):
         self.override('localstor_hydration_rate', 90)
         self.assertEqual({30 * units.Mi}, self.limits(3))
+
+    def test_what_is_busy_has_its_share_too(self):
+        self.override('localstor_hydration_rate', 90)
+        self.assertEqual({30 * units.Mi}, self.limits(3, busy=1))
+
+    def test_helper_that_takes_no_limit_holds_up_no_move(self):
+        self.override('localstor_hydration_rate', 90)
+        self.cloud.move(self.volume)
+        self.cloud.watch()
+        self.patch('cinder_localstor.node.simulated.SimulatedHydrators.'
+                   'throttle', side_effect=exception.CommandTimedOut(
+                       command='throttle', host='b', seconds=60))
+        self.cloud.settle()
+        self.assert_whole()
 
 
 class HydratorFaultTest(FaultTest):
