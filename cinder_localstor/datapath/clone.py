@@ -53,6 +53,7 @@ class CloneEngine(engine.Engine):
     """A dm-clone node with its region map in a logical volume."""
 
     name = TARGET
+    blank = regions.BLOCK
 
     def check(self) -> None:
         self._node.device_mapper.check_target(TARGET)
@@ -60,13 +61,8 @@ class CloneEngine(engine.Engine):
     def node_name(self, copy: str) -> str:
         return copy + '-clone'
 
-    def create_map(self, move: transfer.Transfer) -> None:
-        name = self._map_name(move)
-        size = regions.map_size(move.size, move.region_sectors)
-        group = self._node.metadata
-        if group.create(name, size, transfer.tags(map=move.move_id)):
-            # dm-clone takes a map that begins with zeros as new.
-            group.zero(name, regions.BLOCK)
+    def map_size(self, move: transfer.Transfer) -> int:
+        return regions.map_size(move.size, move.region_sectors)
 
     def build(self, move: transfer.Transfer, source: str) -> None:
         self._check_map(move)

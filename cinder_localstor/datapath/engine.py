@@ -39,6 +39,8 @@ class Engine(abc.ABC):
     """Builds, inspects and removes the node under a moving handle."""
 
     name: str
+    # Bytes of zeros at whose sight it takes a map for a new one
+    blank: int
 
     def __init__(self, node: interface.Node) -> None:
         self._node = node
@@ -52,6 +54,9 @@ class Engine(abc.ABC):
         """The device-mapper name of the engine of a copy."""
 
     @abc.abstractmethod
+    def map_size(self, move: transfer.Transfer) -> int:
+        """Bytes of the region map."""
+
     def create_map(self, move: transfer.Transfer) -> None:
         """Make the region map, which says that nothing has arrived.
 
@@ -59,6 +64,10 @@ class Engine(abc.ABC):
 
         :raises NotEnoughSpace: its volume group is too full
         """
+        group, name = self._node.metadata, self._map_name(move)
+        if group.create(name, self.map_size(move),
+                        transfer.tags(map=move.move_id)):
+            group.zero(name, self.blank)
 
     @abc.abstractmethod
     def build(self, move: transfer.Transfer, source: str) -> None:
@@ -84,7 +93,9 @@ class Engine(abc.ABC):
     def settle(self, move: transfer.Transfer) -> None:
         """Make all that has arrived durable, and the map that says so.
 
-        A flush of its node does that with every engine.
+        A flush of its node does that with every engine: dm-clone flushes the
+        logical volume first and commits the map then (commit_metadata in
+        dm-clone-target.c), for the helper see hydrator/core/FORMAT.md.
         """
         device_mapper = self._node.device_mapper
         device_mapper.flush(device_mapper.path(

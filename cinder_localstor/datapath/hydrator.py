@@ -48,6 +48,7 @@ class HydratorEngine(engine.Engine):
     """A localstor-hydrator with its metadata in a logical volume."""
 
     name = NAME
+    blank = SUPERBLOCKS * regions.BLOCK
 
     def __init__(self, node: interface.Node, configuration: Any) -> None:
         super().__init__(node)
@@ -59,13 +60,8 @@ class HydratorEngine(engine.Engine):
     def node_name(self, copy: str) -> str:
         return copy + '-hydrator'
 
-    def create_map(self, move: transfer.Transfer) -> None:
-        name = self._map_name(move)
-        group = self._node.metadata
-        if group.create(name, metadata_size(move.size),
-                        transfer.tags(map=move.move_id)):
-            # It takes metadata that begin with zeros for new ones.
-            group.zero(name, SUPERBLOCKS * regions.BLOCK)
+    def map_size(self, move: transfer.Transfer) -> int:
+        return metadata_size(move.size)
 
     def build(self, move: transfer.Transfer, source: str) -> None:
         self._check_map(move)
