@@ -181,6 +181,15 @@ class LabTestCase(testtools.TestCase):
         self.fail('%s has not arrived: %s' % (attachment.device,
                                               self.arrival(attachment)))
 
+    def wait_for_handle(self, attachment):
+        """Wait until the device is there again after a power cut."""
+        end = time.monotonic() + PATIENCE
+        while attachment.node.run(['test', '-b', attachment.device],
+                                  check=False).returncode:
+            if time.monotonic() > end:
+                self.fail('%s does not come back' % attachment.device)
+            time.sleep(0.5)
+
     def other(self, node):
         return next(found for found in self.nodes if found is not node
                     and found.name != node.name)
@@ -188,3 +197,30 @@ class LabTestCase(testtools.TestCase):
     def home(self, volume):
         """The node that a volume lives on."""
         return self.cloud.node(self.user.host(volume))
+
+
+class MovedTestCase(LabTestCase):
+    """A volume with content that has just been attached elsewhere."""
+
+    def setUp(self):
+        super().setUp()
+        self.volume = self.create(size=2)
+        first = self.attach(self.volume, self.home(self.volume))
+        self.write(first, size=20)
+        self.content = self.checksum(first, size=20)
+        self.detach(first)
+        self.source = first.node
+        self.moved = self.attach(self.volume, self.other(first.node))
+        self.destination = self.moved.node
+        self.write(self.moved, offset=1000, size=10)
+        self.added = self.checksum(self.moved, offset=1000, size=10)
+
+    def assert_whole(self):
+        self.assertEqual(self.content, self.checksum(self.moved, size=20))
+        self.assertEqual(self.added,
+                         self.checksum(self.moved, offset=1000, size=10))
+
+    def assert_arrives(self):
+        self.assert_whole()
+        self.wait_until_arrived(self.moved)
+        self.assert_whole()

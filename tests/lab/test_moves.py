@@ -51,26 +51,11 @@ class ThinLioMoveTest(MoveTest):
     volume_type = 'thin'
 
 
-class InterruptedMoveTestCase(base.LabTestCase):
+class InterruptedMoveTestCase(base.MovedTestCase):
 
     def setUp(self):
         super().setUp()
-        self.volume = self.create(size=2)
-        first = self.attach(self.volume, self.home(self.volume))
-        self.write(first, size=20)
-        self.content = self.checksum(first, size=20)
-        self.detach(first)
-        self.source = first.node
-        self.moved = self.attach(self.volume, self.other(first.node))
-        self.destination = self.moved.node
-        self.write(self.moved, offset=1000, size=10)
-        self.added = self.checksum(self.moved, offset=1000, size=10)
         self.hold_in_mid_move(self.moved)
-
-    def assert_whole(self):
-        self.assertEqual(self.content, self.checksum(self.moved, size=20))
-        self.assertEqual(self.added,
-                         self.checksum(self.moved, offset=1000, size=10))
 
 
 class InterruptedMoveTest(InterruptedMoveTestCase):
@@ -81,17 +66,13 @@ class InterruptedMoveTest(InterruptedMoveTestCase):
             node.service('cinder-volume').kill()
         for node in (self.destination, self.source):
             node.service('cinder-volume').start()
-        self.assert_whole()
-        self.wait_until_arrived(self.moved)
-        self.assert_whole()
+        self.assert_arrives()
 
     def test_power_cut_of_the_destination(self):
         self.cut_power(self.destination)
         self.destination.start()
-        self.wait_for_handle()
-        self.assert_whole()
-        self.wait_until_arrived(self.moved)
-        self.assert_whole()
+        self.wait_for_handle(self.moved)
+        self.assert_arrives()
 
     def test_power_cut_of_the_source(self):
         self.cut_power(self.source)
@@ -99,19 +80,7 @@ class InterruptedMoveTest(InterruptedMoveTestCase):
         self.assertEqual(self.added,
                          self.checksum(self.moved, offset=1000, size=10))
         self.source.start()
-        self.assert_whole()
-        self.wait_until_arrived(self.moved)
-        self.assert_whole()
-
-    def wait_for_handle(self):
-        end = time.monotonic() + base.PATIENCE
-        while time.monotonic() < end:
-            if not self.destination.run(
-                    ['test', '-b', self.moved.device],
-                    check=False).returncode:
-                return
-            time.sleep(0.5)
-        self.fail('%s does not come back' % self.moved.device)
+        self.assert_arrives()
 
 
 class HelperTest(InterruptedMoveTestCase):
@@ -130,15 +99,11 @@ class HelperTest(InterruptedMoveTestCase):
 
     def test_helper_dies_and_starts_again(self):
         self.assertEqual(1, self.kill('localstor-hydrator run'))
-        self.assert_whole()
-        self.wait_until_arrived(self.moved)
-        self.assert_whole()
+        self.assert_arrives()
 
     def test_helper_dies_with_what_watches_over_it(self):
         self.assertGreater(self.kill('localstor-hydrator'), 1)
-        self.assert_whole()
-        self.wait_until_arrived(self.moved)
-        self.assert_whole()
+        self.assert_arrives()
 
 
 class RemoteConnectionTest(base.LabTestCase):

@@ -19,14 +19,6 @@ class PowerCutTestCase(base.LabTestCase):
         for node in nodes:
             node.start()
 
-    def wait_for_handle(self, attachment):
-        end = time.monotonic() + base.PATIENCE
-        while attachment.node.run(['test', '-b', attachment.device],
-                                  check=False).returncode:
-            if time.monotonic() > end:
-                self.fail('%s does not come back' % attachment.device)
-            time.sleep(0.5)
-
 
 class PromiseTest(PowerCutTestCase):
     """What was acknowledged is there, though nothing is left in a cache."""
@@ -41,30 +33,11 @@ class PromiseTest(PowerCutTestCase):
         self.assertEqual(node.name, self.home(volume).name)
 
 
-class MoveTest(PowerCutTestCase):
+class MoveTest(base.MovedTestCase, PowerCutTestCase):
 
-    def setUp(self):
-        super().setUp()
-        self.volume = self.create(size=2)
-        first = self.attach(self.volume, self.home(self.volume))
-        self.write(first, size=20)
-        self.content = self.checksum(first, size=20)
-        self.detach(first)
-        self.source = first.node
-        self.moved = self.attach(self.volume, self.other(first.node))
-        self.write(self.moved, offset=1000, size=10)
-        self.added = self.checksum(self.moved, offset=1000, size=10)
-
-    def assert_whole(self):
+    def restart(self, *nodes, lose='drop'):
+        super().restart(*nodes, lose=lose)
         self.wait_for_handle(self.moved)
-        self.assertEqual(self.content, self.checksum(self.moved, size=20))
-        self.assertEqual(self.added,
-                         self.checksum(self.moved, offset=1000, size=10))
-
-    def assert_arrives(self):
-        self.assert_whole()
-        self.wait_until_arrived(self.moved)
-        self.assert_whole()
 
     def test_both_nodes_while_the_data_arrives(self):
         self.hold_in_mid_move(self.moved)
