@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use localstor_hydrator_core::{Failure, Request, Tag};
-use localstor_hydrator_disks::{Event, MemoryError, Ring, Span};
+use localstor_hydrator_disks::{Event, Memory, MemoryError, Ring, Span};
 
 /// A request that has come from the guest.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +85,21 @@ impl FrontendError {
             cause: cause.into(),
         }
     }
+}
+
+/// Takes memory for buffers of several classes: how many, and of what size, in
+/// bytes. None if there is too little.
+pub(crate) fn buffers<const CLASSES: usize>(
+    classes: [(usize, usize); CLASSES],
+    memory: &mut Memory,
+) -> Option<[Vec<Span>; CLASSES]> {
+    let mut buffers = classes.map(|(count, _)| Vec::with_capacity(count));
+    for (class, (count, size)) in classes.into_iter().enumerate() {
+        for _ in 0..count {
+            buffers[class].push(memory.take(size)?);
+        }
+    }
+    Some(buffers)
 }
 
 /// A way to show a block device to the guest.

@@ -3,120 +3,41 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod server;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use localstor_hydrator_disks::{Access, Disk, Memory, Owner, Ring};
-use localstor_hydrator_frontends::linear::Linear;
 use localstor_hydrator_frontends::nbd::Nbd;
 use localstor_hydrator_frontends::nbd::protocol::{Command as Verb, REPLY, RequestHead};
-use localstor_hydrator_frontends::{Frontend, Geometry, Stage};
+use server::{Kind, Server};
 
 const SIZE: usize = 64 << 20;
 
-struct Server {
-    image: PathBuf,
-    socket: PathBuf,
-    ended: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Server {
-    /// Serves a file of random bytes.
-    fn start(name: &str) -> Server {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let image = folder.join(format!("{name}.img"));
-        let socket = folder.join(format!("{name}.sock"));
-        let _ = std::fs::remove_file(&socket);
-        let mut content = vec![0; SIZE];
-        std::fs::File::open("/dev/urandom")
-            .unwrap()
-            .read_exact(&mut content)
-            .unwrap();
-        std::fs::write(&image, content).unwrap();
-        let ended = Arc::new(AtomicBool::new(false));
-        let (ready, listening) = channel();
-        let thread = std::thread::spawn({
-            let (image, socket, ended) = (image.clone(), socket.clone(), Arc::clone(&ended));
-            move || serve(&image, &socket, &ended, &ready)
-        });
-        listening.recv().expect("a server");
-        Server {
-            image,
-            socket,
-            ended,
-            thread: Some(thread),
-        }
-    }
-
-    fn uri(&self) -> String {
-        format!("nbd+unix:///?socket={}", self.socket.display())
-    }
-
-    fn content(&self) -> Vec<u8> {
-        std::fs::read(&self.image).unwrap()
-    }
-
-    /// A client in the transmission phase.
-    fn connect(&self) -> UnixStream {
-        let mut client = UnixStream::connect(&self.socket).unwrap();
-        client.read_exact(&mut [0; 18]).unwrap();
-        client.write_all(&3u32.to_be_bytes()).unwrap();
-        client.write_all(b"IHAVEOPT").unwrap();
-        // NBD_OPT_EXPORT_NAME, of no name
-        client.write_all(&[0, 0, 0, 1, 0, 0, 0, 0]).unwrap();
-        client.read_exact(&mut [0; 10]).unwrap();
-        client
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.ended.store(true, Ordering::Relaxed);
-        let ended = self.thread.take().map(JoinHandle::join);
-        if !std::thread::panicking() {
-            ended.unwrap().unwrap();
-            assert!(!self.socket.exists());
-        }
-    }
-}
-
-fn serve(image: &Path, socket: &Path, ended: &AtomicBool, ready: &Sender<()>) {
-    let mut ring = Ring::new(256, false).unwrap();
-    let access = Access::Exclusive(Duration::ZERO);
-    let disk = Disk::open(image, access, &mut ring).unwrap();
-    let geometry = Geometry {
-        size: disk.size(),
-        logical_block: disk.logical_block(),
+fn start(name: &str) -> Server {
+    let kind = Kind {
+        memory: Nbd::memory,
+        listen: Nbd::listen,
     };
-    let mut memory = Memory::new(Nbd::memory()).unwrap();
-    let mut frontend = Nbd::listen(socket, geometry, &mut ring, &mut memory).unwrap();
-    ready.send(()).unwrap();
-    let mut engine = Linear::new(disk);
-    let mut arrivals = Vec::new();
-    while frontend.stage() != Stage::Gone {
-        if frontend.stage() == Stage::Ready && ended.load(Ordering::Relaxed) {
-            frontend.stop(&mut ring).unwrap();
-        }
-        ring.wait(Some(Duration::from_millis(10))).unwrap();
-        while let Some(event) = ring.next_event() {
-            if event.token.owner() == Owner::Frontend {
-                frontend.on_event(&mut ring, event, &mut arrivals).unwrap();
-            } else if let Some((tag, outcome)) = engine.on_event(&mut ring, event) {
-                frontend.complete(&mut ring, tag, outcome, &mut arrivals);
-            }
-            for arrival in arrivals.drain(..) {
-                engine.submit(&mut ring, arrival);
-            }
-        }
-    }
+    Server::start(name, SIZE, kind)
+}
+
+fn uri(server: &Server) -> String {
+    format!("nbd+unix:///?socket={}", server.socket.display())
+}
+
+/// A client in the transmission phase.
+fn connect(server: &Server) -> UnixStream {
+    let mut client = UnixStream::connect(&server.socket).unwrap();
+    client.read_exact(&mut [0; 18]).unwrap();
+    client.write_all(&3u32.to_be_bytes()).unwrap();
+    client.write_all(b"IHAVEOPT").unwrap();
+    // NBD_OPT_EXPORT_NAME, of no name
+    client.write_all(&[0, 0, 0, 1, 0, 0, 0, 0]).unwrap();
+    client.read_exact(&mut [0; 10]).unwrap();
+    client
 }
 
 /// Runs a tool, which must succeed; what it prints.
@@ -153,8 +74,8 @@ fn reply(client: &mut UnixStream) -> (u32, u64) {
 
 #[test]
 fn nbdinfo_sees_size_and_abilities() {
-    let server = Server::start("info");
-    let info = run("nbdinfo", &[&server.uri()]);
+    let server = start("info");
+    let info = run("nbdinfo", &[&uri(&server)]);
     for expected in [
         "export-size: 67108864",
         "can_flush: true",
@@ -166,23 +87,23 @@ fn nbdinfo_sees_size_and_abilities() {
     ] {
         assert!(info.contains(expected), "{expected} is not in {info}");
     }
-    assert!(run("nbdinfo", &["--list", &server.uri()]).contains("export=\"\""));
+    assert!(run("nbdinfo", &["--list", &uri(&server)]).contains("export=\"\""));
 }
 
 #[test]
 fn nbdcopy_reads_and_writes_all_of_it() {
-    let server = Server::start("copy");
+    let server = start("copy");
     let copy = server.image.with_extension("copy");
-    run("nbdcopy", &[&server.uri(), copy.to_str().unwrap()]);
+    run("nbdcopy", &[&uri(&server), copy.to_str().unwrap()]);
     assert!(std::fs::read(&copy).unwrap() == server.content());
     std::fs::write(&copy, vec![0x5c; SIZE]).unwrap();
-    run("nbdcopy", &[copy.to_str().unwrap(), &server.uri()]);
+    run("nbdcopy", &[copy.to_str().unwrap(), &uri(&server)]);
     assert!(server.content() == vec![0x5c; SIZE]);
 }
 
 #[test]
 fn qemu_writes_zeroes_discards_and_reads_back() {
-    let server = Server::start("qemu");
+    let server = start("qemu");
     let mut expected = server.content();
     let commands = [
         "write -P 0x5c 512 1M",
@@ -196,7 +117,7 @@ fn qemu_writes_zeroes_discards_and_reads_back() {
     ];
     let mut arguments = vec!["-f", "raw"];
     arguments.extend(commands.iter().flat_map(|command| ["-c", command]));
-    let uri = server.uri();
+    let uri = uri(&server);
     arguments.push(&uri);
     let printed = run("qemu-io", &arguments);
     assert!(!printed.contains("verification failed"), "{printed}");
@@ -209,8 +130,8 @@ fn qemu_writes_zeroes_discards_and_reads_back() {
 
 #[test]
 fn more_requests_than_there_is_room_for_are_all_answered() {
-    let server = Server::start("many");
-    let mut client = server.connect();
+    let server = start("many");
+    let mut client = connect(&server);
     let content = server.content();
     let mut writer = client.try_clone().unwrap();
     // Nobody takes replies until all of them are sent.
@@ -237,8 +158,8 @@ fn more_requests_than_there_is_room_for_are_all_answered() {
 
 #[test]
 fn requests_that_make_no_sense_are_refused_and_the_next_is_served() {
-    let server = Server::start("bad");
-    let mut client = server.connect();
+    let server = start("bad");
+    let mut client = connect(&server);
     let size = SIZE as u64;
     let bad = [
         head(Verb::Read, 1, size, 4096),
@@ -265,24 +186,24 @@ fn requests_that_make_no_sense_are_refused_and_the_next_is_served() {
 
 #[test]
 fn noise_and_sudden_ends_leave_the_door_open() {
-    let server = Server::start("noise");
-    let mut client = server.connect();
+    let server = start("noise");
+    let mut client = connect(&server);
     client.write_all(&[0x5c; 1000]).unwrap();
     // Closed at once.
     assert_eq!(client.read(&mut [0; 16]).unwrap_or(0), 0);
     // Gone in the middle of a payload, with requests in flight.
-    let mut client = server.connect();
+    let mut client = connect(&server);
     for cookie in 0..100 {
         let request = head(Verb::Read, cookie, cookie * 4096, 1 << 20);
         client.write_all(&request.encode()).unwrap();
     }
     drop(client);
-    let mut client = server.connect();
+    let mut client = connect(&server);
     let request = head(Verb::Write, 1, 0, 1 << 20);
     client.write_all(&request.encode()).unwrap();
     client.write_all(&[0x5c; 5000]).unwrap();
     drop(client);
-    let mut client = server.connect();
+    let mut client = connect(&server);
     client
         .write_all(&head(Verb::Flush, 1, 0, 0).encode())
         .unwrap();

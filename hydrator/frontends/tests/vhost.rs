@@ -5,26 +5,20 @@
 #![allow(clippy::unwrap_used)]
 
 mod guest;
+mod server;
 
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use guest::{
     DISCARD, FAILED, FLUSH, GET_ID, Guest, IN, INDIRECT, NEXT, OK, OUT, REQUESTS, ROOM,
     UNSUPPORTED, WRITE, WRITE_ZEROES,
 };
-use localstor_hydrator_disks::{Access, Disk, Memory, Owner, Ring};
-use localstor_hydrator_frontends::linear::Linear;
 use localstor_hydrator_frontends::vhost::VhostUserBlk;
-use localstor_hydrator_frontends::{Frontend, Geometry, Stage};
 use proptest::prelude::*;
+use server::{Kind, Server};
 use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserProtocolFeatures};
 use vhost::vhost_user::{Frontend as Client, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
@@ -32,97 +26,20 @@ use virtio_driver::{VhostUser, VirtioBlkQueue, VirtioFeatureFlags, VirtioTranspo
 
 const SIZE: usize = 16 << 20;
 
-struct Server {
-    image: PathBuf,
-    socket: PathBuf,
-    ended: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Server {
-    /// Serves a file of random bytes.
-    fn start(name: &str) -> Server {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let image = folder.join(format!("vhost-{name}.img"));
-        let socket = folder.join(format!("vhost-{name}.sock"));
-        let _ = std::fs::remove_file(&socket);
-        let mut content = vec![0; SIZE];
-        std::fs::File::open("/dev/urandom")
-            .unwrap()
-            .read_exact(&mut content)
-            .unwrap();
-        std::fs::write(&image, content).unwrap();
-        let ended = Arc::new(AtomicBool::new(false));
-        let (ready, listening) = channel();
-        let thread = std::thread::spawn({
-            let (image, socket, ended) = (image.clone(), socket.clone(), Arc::clone(&ended));
-            move || serve(&image, &socket, &ended, &ready)
-        });
-        listening.recv().expect("a server");
-        Server {
-            image,
-            socket,
-            ended,
-            thread: Some(thread),
-        }
-    }
-
-    fn content(&self) -> Vec<u8> {
-        std::fs::read(&self.image).unwrap()
-    }
-
-    fn guest(&self) -> Guest {
-        let mut guest = Guest::new();
-        guest.connect(&self.socket);
-        guest
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.ended.store(true, Ordering::Relaxed);
-        let ended = self.thread.take().map(JoinHandle::join);
-        if !std::thread::panicking() {
-            ended.unwrap().unwrap();
-            assert!(!self.socket.exists());
-        }
-    }
-}
-
-fn serve(image: &Path, socket: &Path, ended: &AtomicBool, ready: &Sender<()>) {
-    let mut ring = Ring::new(256, false).unwrap();
-    let access = Access::Exclusive(Duration::ZERO);
-    let disk = Disk::open(image, access, &mut ring).unwrap();
-    let geometry = Geometry {
-        size: disk.size(),
-        logical_block: disk.logical_block(),
+fn start(name: &str) -> Server {
+    let kind = Kind {
+        memory: VhostUserBlk::memory,
+        listen: |socket, geometry, ring, memory| {
+            VhostUserBlk::listen(socket, "disk-7", geometry, ring, memory)
+        },
     };
-    let mut memory = Memory::new(VhostUserBlk::memory()).unwrap();
-    let mut frontend =
-        VhostUserBlk::listen(socket, "disk-7", geometry, &mut ring, &mut memory).unwrap();
-    ready.send(()).unwrap();
-    let mut engine = Linear::new(disk);
-    let mut arrivals = Vec::new();
-    while frontend.stage() != Stage::Gone {
-        if frontend.stage() == Stage::Ready && ended.load(Ordering::Relaxed) {
-            frontend.stop(&mut ring).unwrap();
-        }
-        ring.wait(Some(Duration::from_millis(10))).unwrap();
-        while let Some(event) = ring.next_event() {
-            match event.token.owner() {
-                Owner::Frontend => frontend.on_event(&mut ring, event, &mut arrivals).unwrap(),
-                Owner::Engine => {
-                    if let Some((tag, outcome)) = engine.on_event(&mut ring, event) {
-                        frontend.complete(&mut ring, tag, outcome, &mut arrivals);
-                    }
-                }
-                _ => {}
-            }
-            for arrival in arrivals.drain(..) {
-                engine.submit(&mut ring, arrival);
-            }
-        }
-    }
+    Server::start(&format!("vhost-{name}"), SIZE, kind)
+}
+
+fn connected(server: &Server) -> Guest {
+    let mut guest = Guest::new();
+    guest.connect(&server.socket);
+    guest
 }
 
 fn word(bytes: &[u8], at: usize) -> u64 {
@@ -131,7 +48,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 
 #[test]
 fn a_guest_sees_size_blocks_and_name() {
-    let server = Server::start("info");
+    let server = start("info");
     let mut guest = Guest::new();
     let configuration = guest.connect(&server.socket);
     assert_eq!(word(&configuration, 0), SIZE as u64 / 512);
@@ -147,8 +64,8 @@ fn a_guest_sees_size_blocks_and_name() {
 
 #[test]
 fn a_guest_reads_writes_zeroes_and_discards() {
-    let server = Server::start("io");
-    let mut guest = server.guest();
+    let server = start("io");
+    let mut guest = connected(&server);
     let mut expected = server.content();
     assert!(guest.seen(SIZE as u64) == expected);
     let request = guest.submit_write(1, &[0x5c; 8192]);
@@ -168,7 +85,7 @@ fn a_guest_reads_writes_zeroes_and_discards() {
 
 #[test]
 fn a_guest_without_flushes_and_event_indices_is_served() {
-    let server = Server::start("plain");
+    let server = start("plain");
     let mut guest = Guest::new();
     guest.without = 1 << 9 | 1 << 29;
     guest.connect(&server.socket);
@@ -179,7 +96,7 @@ fn a_guest_without_flushes_and_event_indices_is_served() {
 
 #[test]
 fn a_driver_that_people_have_reads_and_writes() {
-    let server = Server::start("driver");
+    let server = start("driver");
     let features = VirtioFeatureFlags::VERSION_1 | VirtioFeatureFlags::RING_EVENT_IDX;
     let mut transport = VhostUser::new(
         server.socket.to_str().unwrap(),
@@ -231,8 +148,8 @@ fn a_driver_that_people_have_reads_and_writes() {
 
 #[test]
 fn requests_that_make_no_sense_are_refused_and_the_next_is_served() {
-    let server = Server::start("bad");
-    let mut guest = server.guest();
+    let server = start("bad");
+    let mut guest = connected(&server);
     let before = server.content();
     let sectors = SIZE as u64 / 512;
     for (kind, sector, length, status) in [
@@ -263,7 +180,7 @@ fn requests_that_make_no_sense_are_refused_and_the_next_is_served() {
 
 #[test]
 fn rings_that_make_no_sense_end_the_connection_and_the_next_is_served() {
-    let server = Server::start("malformed");
+    let server = start("malformed");
     let before = server.content();
     type Malice = (&'static str, fn(&mut Guest));
     let all: [Malice; 9] = [
@@ -307,7 +224,7 @@ fn rings_that_make_no_sense_end_the_connection_and_the_next_is_served() {
         }),
     ];
     for (name, malice) in all {
-        let mut guest = server.guest();
+        let mut guest = connected(&server);
         assert_eq!(guest.ask(FLUSH, 0, 0), OK, "before {name}");
         malice(&mut guest);
         if !name.starts_with("more") {
@@ -316,17 +233,17 @@ fn rings_that_make_no_sense_end_the_connection_and_the_next_is_served() {
         guest.kick();
         assert!(guest.dismissed(), "{name}");
     }
-    let mut guest = server.guest();
+    let mut guest = connected(&server);
     guest.offer(60000);
     guest.kick();
     assert!(guest.dismissed());
-    assert_eq!(server.guest().ask(FLUSH, 0, 0), OK);
+    assert_eq!(connected(&server).ask(FLUSH, 0, 0), OK);
     assert!(server.content() == before);
 }
 
 #[test]
 fn memory_that_a_file_does_not_have_is_refused() {
-    let server = Server::start("memory");
+    let server = start("memory");
     let file: std::fs::File = rustix::fs::memfd_create("short", rustix::fs::MemfdFlags::CLOEXEC)
         .unwrap()
         .into();
@@ -352,12 +269,12 @@ fn memory_that_a_file_does_not_have_is_refused() {
         let taken = client.set_mem_table(&[region]);
         assert_eq!(taken.is_ok(), is_there, "{mmap_offset} {taken:?}");
     }
-    assert_eq!(server.guest().ask(FLUSH, 0, 0), OK);
+    assert_eq!(connected(&server).ask(FLUSH, 0, 0), OK);
 }
 
 #[test]
 fn noise_and_sudden_ends_leave_the_door_open() {
-    let server = Server::start("noise");
+    let server = start("noise");
     for noise in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         &[0; 12],
@@ -369,18 +286,18 @@ fn noise_and_sudden_ends_leave_the_door_open() {
         assert_eq!(client.read(&mut [0; 16]).unwrap_or(0), 0);
     }
     drop(UnixStream::connect(&server.socket).unwrap());
-    let mut guest = server.guest();
+    let mut guest = connected(&server);
     for _ in 0..REQUESTS {
         guest.submit(IN, 0, 1 << 20);
     }
     guest.disconnect();
-    assert_eq!(server.guest().ask(FLUSH, 0, 0), OK);
+    assert_eq!(connected(&server).ask(FLUSH, 0, 0), OK);
 }
 
 #[test]
 fn more_and_longer_requests_than_there_are_buffers_are_all_answered() {
-    let server = Server::start("many");
-    let mut guest = server.guest();
+    let server = start("many");
+    let mut guest = connected(&server);
     for round in 0..20u64 {
         let requests: Vec<u16> = (0..u64::from(REQUESTS))
             .map(|request| guest.submit(IN, (round + request) % 16 * 2048, 1 << 20))
@@ -393,8 +310,8 @@ fn more_and_longer_requests_than_there_are_buffers_are_all_answered() {
 
 #[test]
 fn what_was_in_flight_is_answered_after_the_client_has_connected_again() {
-    let server = Server::start("again");
-    let mut guest = server.guest();
+    let server = start("again");
+    let mut guest = connected(&server);
     for round in 0..50u8 {
         let mut waiting = Vec::new();
         for request in 0..u64::from(REQUESTS) {
@@ -443,8 +360,8 @@ proptest! {
     /// One request after the other, with connections that end in between.
     #[test]
     fn a_guest_sees_what_it_wrote(steps in steps()) {
-        let server = Server::start("model");
-        let mut guest = server.guest();
+        let server = start("model");
+        let mut guest = connected(&server);
         let mut model = server.content();
         let bytes = |at: u64, count: u32| at as usize * 512..(at as usize + count as usize) * 512;
         for step in steps {

@@ -26,7 +26,7 @@ use localstor_hydrator_core::{Failure, Operation, Request, Tag};
 use localstor_hydrator_disks::{Event, Memory, Owner, Ring, Span, Token};
 use tracing::{debug, info, warn};
 
-use crate::block::{Arrival, Frontend, FrontendError, Geometry, Outcome, Stage};
+use crate::block::{Arrival, Frontend, FrontendError, Geometry, Outcome, Stage, buffers};
 use connection::Connection;
 pub(crate) use connection::accepted;
 use protocol::{Command, Export, ReplyError, RequestHead};
@@ -70,16 +70,10 @@ struct Slots {
 
 impl Slots {
     fn new(memory: &mut Memory) -> Option<Slots> {
-        let mut buffers = BUFFERS.map(|(count, _)| Vec::with_capacity(count));
-        for (class, (count, size)) in BUFFERS.into_iter().enumerate() {
-            for _ in 0..count {
-                buffers[class].push(memory.take(size)?);
-            }
-        }
         Some(Slots {
             slots: vec![None; SLOTS],
             free: (0..SLOTS as u32).rev().collect(),
-            buffers,
+            buffers: buffers(BUFFERS, memory)?,
             orphaned_writes: 0,
         })
     }

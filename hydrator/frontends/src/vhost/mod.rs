@@ -40,7 +40,7 @@ use tracing::{info, warn};
 use vhost::vhost_user::BackendReqHandler;
 use vhost::vhost_user::message::FrontendReq;
 
-use crate::block::{Arrival, Frontend, FrontendError, Geometry, Outcome, Stage};
+use crate::block::{Arrival, Frontend, FrontendError, Geometry, Outcome, Stage, buffers};
 use crate::nbd::accepted;
 use device::{Device, MOST_DESCRIPTORS};
 use request::{Ask, Chain, LONGEST, NAME, Status};
@@ -128,16 +128,10 @@ struct Slots {
 
 impl Slots {
     fn new(memory: &mut Memory) -> Option<Slots> {
-        let mut buffers = BUFFERS.map(|(count, _)| Vec::with_capacity(count));
-        for (class, (count, size)) in BUFFERS.into_iter().enumerate() {
-            for _ in 0..count {
-                buffers[class].push(memory.take(size)?);
-            }
-        }
         Some(Slots {
             slots: (0..SLOTS).map(|_| Slot::default()).collect(),
             free: (0..SLOTS as u32).rev().collect(),
-            buffers,
+            buffers: buffers(BUFFERS, memory)?,
             in_flight: 0,
             orphaned_writes: 0,
         })
