@@ -2,9 +2,7 @@
 """Device-mapper nodes through dmsetup(8).
 
 All our nodes have a UUID that begins with ``LOCALSTOR-``.  By it we know them
-again, and by it the udev rules that :meth:`DmsetupDeviceMapper.check_target`
-puts in place keep blkid, LVM's activation and udisks away from what guests
-wrote (hazards H5 to H7).
+again, and by it the udev rules know them (:mod:`cinder_localstor.node.udev`).
 """
 
 from collections.abc import Sequence
@@ -20,35 +18,11 @@ from cinder_localstor import exception
 from cinder_localstor.node import commands
 from cinder_localstor.node import interface
 from cinder_localstor.node import privileged
+from cinder_localstor.node import udev
 
 LOG = logging.getLogger(__name__)
 
 UUID_PREFIX = 'LOCALSTOR-'
-
-UDEV_RULES_PATH = '/run/udev/rules.d/56-localstor.rules'
-# After 55-dm.rules, which names the node, before 60-persistent-storage*.rules
-# and 69-lvm.rules, which would look into it.  The disks of moves' sources are
-# known by the IQN in their path; they keep their links by serial number, which
-# os-brick waits for.  The devices of native helpers are known by marks.
-UDEV_RULES = '''\
-# Written by cinder-volume's cinder_localstor driver.
-ACTION=="remove", GOTO="localstor_end"
-SUBSYSTEM!="block", GOTO="localstor_end"
-ENV{DM_UUID}=="LOCALSTOR-*", GOTO="localstor_hide"
-KERNEL=="ublkb*|nbd*", TEST=="/run/localstor/devices/%k", GOTO="localstor_hide"
-KERNEL=="sd*", IMPORT{builtin}="path_id"
-KERNEL=="sd*", ENV{ID_PATH}=="*-iscsi-*:localstor-*", GOTO="localstor_hide"
-GOTO="localstor_end"
-LABEL="localstor_hide"
-ENV{DM_UDEV_DISABLE_SUBSYSTEM_RULES_FLAG}="1"
-ENV{DM_UDEV_DISABLE_DISK_RULES_FLAG}="1"
-ENV{DM_UDEV_DISABLE_OTHER_RULES_FLAG}="1"
-ENV{UDEV_DISABLE_PERSISTENT_STORAGE_BLKID_FLAG}="1"
-ENV{UDISKS_IGNORE}="1"
-ENV{SYSTEMD_READY}="0"
-OPTIONS:="nowatch"
-LABEL="localstor_end"
-'''
 
 SEGMENT_LINE = re.compile(r'(?P<name>\S+): (?P<start>\d+) (?P<length>\d+) '
                           r'(?P<target>\S+) ?(?P<arguments>.*)')
@@ -130,8 +104,7 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
         if target not in (line.split()[0] for line in versions.splitlines()
                           if line.strip()):
             raise exception.NoDataPath(host=self._command.host, target=target)
-        if privileged.install_udev_rules(UDEV_RULES_PATH, UDEV_RULES):
-            self._command.run('udevadm', 'control', '--reload')
+        udev.hide_devices(self._command)
 
     def devices(self) -> dict[str, interface.Device]:
         devices, names = parse_info(self._command.run(

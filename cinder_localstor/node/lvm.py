@@ -18,6 +18,7 @@ from cinder_localstor import exception
 from cinder_localstor.node import commands
 from cinder_localstor.node import interface
 from cinder_localstor.node import privileged
+from cinder_localstor.node import udev
 
 # Cinder's share of a volume group that its thin pool gets
 POOL_SHARE = '95%VG'
@@ -100,6 +101,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
         if self.thin and not has_pool:
             self._command.run('lvcreate', '--yes', '--thinpool', self._pool,
                               '--extents', POOL_SHARE, self.name)
+        udev.hide_group(self._command, self.name)
         self._command.run('vgchange', '--activate', 'y', self.name)
         self._disks = self._read_disks()
         self._block_size = max(

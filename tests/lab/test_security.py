@@ -87,6 +87,9 @@ class SecurityTest(base.LabTestCase):
         self.assert_hidden()
         self.wait_until_arrived(self.moved)
         self.assert_hidden()
+        self.destination.kill()
+        self.destination.start()
+        self.assert_hidden()
 
     def assert_hidden(self):
         for node in self.nodes:

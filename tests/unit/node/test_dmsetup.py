@@ -260,18 +260,15 @@ class CheckTargetTest(DmsetupTestCase):
 
     def setUp(self):
         super().setUp()
-        patched = mock.patch('cinder_localstor.node.privileged.'
-                             'install_udev_rules', return_value=False)
-        self.install = patched.start()
+        patched = mock.patch('cinder_localstor.node.udev.hide_devices')
+        self.hide = patched.start()
         self.addCleanup(patched.stop)
         self.command.answer('dmsetup targets', 'clone v1.0.0\n\n'
                             'linear v1.4.0\n')
 
     def test_target_that_is_there(self):
         self.mapper.check_target('clone')
-        self.install.assert_called_once_with(dmsetup.UDEV_RULES_PATH,
-                                             dmsetup.UDEV_RULES)
-        self.assertEqual([], self.command.ran_of('udevadm'))
+        self.hide.assert_called_once_with(self.command)
 
     def test_built_in_target_has_no_module(self):
         self.command.fail('modprobe', 'not found')
@@ -281,12 +278,6 @@ class CheckTargetTest(DmsetupTestCase):
         with self.assertRaises(exception.NoDataPath) as caught:
             self.mapper.check_target('era')
         self.assertIn('modprobe dm-era', str(caught.exception))
-
-    def test_new_rules_are_read_at_once(self):
-        self.install.return_value = True
-        self.mapper.check_target('clone')
-        self.assertEqual(['udevadm control --reload'],
-                         self.command.ran_of('udevadm'))
 
     def test_part_of_a_name_is_no_target(self):
         self.assertRaises(exception.NoDataPath, self.mapper.check_target,

@@ -78,6 +78,7 @@ class GroupTestCase(base.TestCase):
         super().setUp()
         self.command = fakes.FakeCommands()
         self.flush = self.patch('cinder_localstor.node.privileged.flush')
+        self.hide = self.patch('cinder_localstor.node.udev.hide_group')
         self.group = self.make(self.kind)
 
     def make(self, kind):
@@ -266,6 +267,11 @@ class CheckTest(GroupTestCase):
     def test_volumes_are_activated(self):
         self.group.check()
         self.assertIn('vgchange --activate y disks', self.command.ran)
+
+    def test_volumes_are_hidden_before_they_are_activated(self):
+        self.command.fail('vgchange', 'no')
+        self.assertRaises(exception.CommandFailed, self.group.check)
+        self.hide.assert_called_once_with(self.command, 'disks')
 
     def test_largest_blocks_count(self):
         self.group.check()

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import fnmatch
+import re
+
+from cinder_localstor.node import udev
+from tests.unit import base
+from tests.unit.node import fakes
+
+
+class HideTest(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.command = fakes.FakeCommands()
+        self.install = self.patch(
+            'cinder_localstor.node.privileged.install_udev_rules',
+            return_value=True)
+
+    def names(self, group):
+        """Which of device-mapper's names are hidden with a group."""
+        udev.hide_group(self.command, group)
+        rules = self.install.call_args.args[1]
+        return re.search('ATTR{dm/name}!="([^"]*)"', rules)[1]
+
+    def test_new_rules_are_read_at_once(self):
+        udev.hide_devices(self.command)
+        self.install.assert_called_once_with(udev.DEVICES_PATH,
+                                             udev.DEVICES_RULES)
+        self.assertEqual(['udevadm control --reload'], self.command.ran)
+
+    def test_rules_that_are_there_are_not_read_again(self):
+        self.install.return_value = False
+        udev.hide_devices(self.command)
+        udev.hide_group(self.command, 'disks')
+        self.assertEqual([], self.command.ran)
+
+    def test_volumes_that_were_seen_before_are_hidden_too(self):
+        udev.hide_group(self.command, 'disks')
+        self.assertEqual(
+            ['udevadm control --reload', 'udevadm trigger --action change '
+             '--property-match DM_VG_NAME=disks'], self.command.ran)
+
+    def test_each_group_has_rules_of_its_own(self):
+        for group in ('disks', 'more-disks'):
+            udev.hide_group(self.command, group)
+        self.assertEqual(2, len({call.args[0] for call in
+                                 self.install.call_args_list}))
+
+    def test_volumes_of_the_group_are_hidden(self):
+        self.assertTrue(fnmatch.fnmatchcase('my--disks-volume--1',
+                                            self.names('my-disks')))
+
+    def test_volumes_of_a_group_with_a_longer_name_are_not(self):
+        self.assertFalse(fnmatch.fnmatchcase('my--disks--old-volume--1',
+                                             self.names('my-disks')))
