@@ -41,6 +41,14 @@ class VolumeGroupMissing(LocalStorException):
                 "%(option)s.")
 
 
+class LVMLooksIntoVolumes(LocalStorException):
+    message = _("LVM on %(host)s looks for volume groups on devices like "
+                "%(path)s, where it would find those of guests. Admit only "
+                "the node's own disks by the setting devices/global_filter of "
+                "lvm.conf(5), which is now %(filters)s, or let LVM use a "
+                "devices file, see lvmdevices(8).")
+
+
 class NotEnoughSpace(LocalStorException):
     message = _("Volume group '%(group)s' on %(host)s has %(free)s of the "
                 "%(needed)s that '%(name)s' needs. Free some space or extend "

@@ -115,7 +115,9 @@ class VolumeGroup(abc.ABC):
 
     @abc.abstractmethod
     def check(self) -> None:
-        """:raises VolumeGroupMissing: there is no such group"""
+        """:raises VolumeGroupMissing: there is no such group
+        :raises LVMLooksIntoVolumes: guests' groups could be activated
+        """
 
     @abc.abstractmethod
     def logical_volumes(self) -> dict[str, LogicalVolume]:

@@ -8,6 +8,7 @@ volumes needs one call for all of them.
 
 import json
 import os
+import re
 from typing import Any
 
 from cinder.volume import volume_utils
@@ -22,6 +23,9 @@ from cinder_localstor.node import udev
 
 # Cinder's share of a volume group that its thin pool gets
 POOL_SHARE = '95%VG'
+# Where guests' data can be seen: handles, helpers' devices, moves' sources
+GUESTS_PATHS = ('/dev/mapper/volume-1-handle', '/dev/dm-99', '/dev/nbd99',
+                '/dev/ublkb99', '/dev/sdz', '/dev/sdzz')
 
 
 def parse_report(text: str, section: str, command: str
@@ -64,6 +68,42 @@ def parse_logical_volumes(text: str) -> dict[str, dict[str, Any]]:
     return volumes
 
 
+def parse_configuration(text: str) -> dict[str, Any]:
+    """Settings that ``lvmconfig`` prints, one in a line.
+
+    :raises OutputNotUnderstood: a line has another form
+    """
+    settings = {}
+    for line in text.splitlines():
+        name, _equals, value = line.partition('=')
+        try:
+            settings[name] = json.loads(value)
+        except ValueError as error:
+            raise exception.OutputNotUnderstood(
+                line=line, command='lvmconfig') from error
+    return settings
+
+
+def is_admitted(path: str, filters: list[str]) -> bool:
+    """Whether LVM looks at a device: the first pattern that matches decides.
+
+    A filter is ``a`` or ``r``, a delimiter, a regular expression, and the
+    delimiter again (lvm.conf(5), devices/global_filter).
+
+    :raises ValueError: a filter has another form
+    """
+    for found in filters:
+        if found[:1] not in 'ar' or len(found) < 3:
+            raise ValueError(found)
+        try:
+            matches = re.search(found[2:-1], path)
+        except re.error as error:
+            raise ValueError(found) from error
+        if matches:
+            return found.startswith('a')
+    return True
+
+
 class LVMVolumeGroup(interface.VolumeGroup):
     """A volume group of this node."""
 
@@ -95,6 +135,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
             raise exception.VolumeGroupMissing(
                 group=self.name, host=self._command.host,
                 option=self._option) from error
+        self._check_filter()
         has_pool = self._pool in self._report()
         if self._type == 'auto':
             self._type = 'thin' if has_pool else 'default'
@@ -107,6 +148,27 @@ class LVMVolumeGroup(interface.VolumeGroup):
         self._block_size = max(
             _logical_block_size(os.path.basename(os.path.realpath(disk)))
             for disk in self._disks)
+
+    def _check_filter(self) -> None:
+        """:raises LVMLooksIntoVolumes: it could activate a guest's group"""
+        text = self._command.run(
+            'lvmconfig', '--typeconfig', 'full', 'devices/use_devicesfile',
+            'devices/global_filter')
+        settings = parse_configuration(text)
+        if settings.get('use_devicesfile'):
+            return
+        filters = settings.get('global_filter', [])
+        if isinstance(filters, str):
+            filters = [filters]
+        for path in GUESTS_PATHS:
+            try:
+                admitted = is_admitted(path, filters)
+            except ValueError as error:
+                raise exception.OutputNotUnderstood(
+                    line=str(error), command='lvmconfig') from error
+            if admitted:
+                raise exception.LVMLooksIntoVolumes(
+                    host=self._command.host, path=path, filters=filters)
 
     def _group(self) -> dict[str, str]:
         text = self._command.run(

@@ -38,8 +38,8 @@ BLKFLSBUF = 0x1261
 
 HYDRATOR = 'localstor-hydrator'
 PROGRAMS = frozenset(('dmsetup', 'iscsiadm', HYDRATOR, 'lvchange',
-                      'lvcreate', 'lvextend', 'lvremove', 'lvs', 'modprobe',
-                      'tgtadm', 'udevadm', 'vgchange', 'vgs'))
+                      'lvcreate', 'lvextend', 'lvmconfig', 'lvremove', 'lvs',
+                      'modprobe', 'tgtadm', 'udevadm', 'vgchange', 'vgs'))
 
 # Where the native helpers are found; it must not outlive a reboot.
 RUNTIME = '/run/localstor'

@@ -70,6 +70,37 @@ class ParseTest(base.TestCase):
                           lvm.parse_logical_volumes, lvs(bad))
 
 
+@ddt.ddt
+class FilterTest(base.TestCase):
+
+    @ddt.data((['a|.*|'], True), ([], True), (['r|.*|'], False),
+              (['a|^/dev/sd[ab]$|', 'r|.*|'], False),
+              (['r|/dev/sd|', 'a|.*|'], False),
+              (['a|/dev/sd|', 'r|.*|'], True),
+              (['r#/dev/nbd#'], True), (['r{^/dev/}'], False))
+    @ddt.unpack
+    def test_first_match_decides(self, filters, admitted):
+        self.assertIs(admitted, lvm.is_admitted('/dev/sdz', filters))
+
+    @ddt.data('', 'a', 'x|.*|', 'r|(|')
+    def test_other_filter_is_refused(self, text):
+        self.assertRaises(ValueError, lvm.is_admitted, '/dev/sdz', [text])
+
+    def test_settings(self):
+        self.assertEqual(
+            {'use_devicesfile': 0,
+             'global_filter': ['a|^/dev/md=\\d$|', 'r|.*|']},
+            lvm.parse_configuration(
+                'use_devicesfile=0\n'
+                'global_filter=["a|^/dev/md=\\\\d$|","r|.*|"]\n'))
+
+    @ddt.data('global_filter', 'global_filter=', 'global_filter=["a',
+              'something else')
+    def test_other_settings_are_refused(self, text):
+        self.assertRaises(exception.OutputNotUnderstood,
+                          lvm.parse_configuration, text)
+
+
 class GroupTestCase(base.TestCase):
 
     kind = 'default'
@@ -247,6 +278,7 @@ class CheckTest(GroupTestCase):
 
     def setUp(self):
         super().setUp()
+        self.admit('["a|^/dev/sda4$|","r|.*|"]')
         self.command.answer('vgs', vgs(vg_size='1', vg_free='1'))
         self.command.answer('vgs --reportformat json --noheadings',
                             json.dumps({'report': [{'vg': [
@@ -256,6 +288,28 @@ class CheckTest(GroupTestCase):
         self.sizes = self.patch(
             'cinder_localstor.node.lvm._logical_block_size',
             side_effect={'null': 512, 'zero': 4096}.get)
+
+    def admit(self, filters, use_devicesfile=0):
+        self.command.answer('lvmconfig', 'use_devicesfile=%d\n'
+                            'global_filter=%s\n' % (use_devicesfile,
+                                                    filters))
+
+    @ddt.data('["a|.*|"]', '["r|/dev/dm-|"]', '"a|/dev/sd|"', '[]',
+              '["a|^/dev/sd[a-z]$|","r|.*|"]')
+    def test_lvm_that_looks_into_volumes_is_refused(self, filters):
+        self.admit(filters)
+        error = self.assertRaises(exception.LVMLooksIntoVolumes,
+                                  self.group.check)
+        for part in ('node1', 'global_filter', '/dev/'):
+            self.assertIn(part, str(error))
+
+    def test_devices_file_is_as_good_as_a_filter(self):
+        self.admit('["a|.*|"]', use_devicesfile=1)
+        self.group.check()
+
+    def test_filter_that_is_not_understood_is_refused(self):
+        self.admit('["a|(|"]')
+        self.assertRaises(exception.OutputNotUnderstood, self.group.check)
 
     def test_missing_group_names_the_option(self):
         self.command.fail('vgs', 'Volume group "disks" not found')
