@@ -202,6 +202,13 @@ class HandleMissing(LocalStorException):
                 "tells what is wrong with it, or what its move waits for.")
 
 
+class RequestsWait(LocalStorException):
+    message = _("%(count)d requests to volume copy '%(name)s' wait for the "
+                "node that it arrives from. Its export stays until they are "
+                "answered: the target daemon would wait for them, and with "
+                "it every other export of this node.")
+
+
 class GenerationTooOld(LocalStorException):
     message = _("Logical volume '%(name)s' on %(host)s holds generation "
                 "%(found)s of volume %(volume_id)s, the present one is "

@@ -8,6 +8,7 @@ import dataclasses
 
 from oslo_concurrency import lockutils
 from oslo_log import log as logging
+import tenacity
 
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
@@ -16,6 +17,8 @@ from cinder_localstor.node import interface
 LOG = logging.getLogger(__name__)
 
 SUFFIX = '-handle'
+# Seconds in which an engine whose source answers has a moment without requests
+ANSWERED_WITHIN = 2
 # The tag of a copy that the volume has moved on from
 SEALED = 'superseded'
 
@@ -94,6 +97,26 @@ class Handles:
         """:raises HandleMissing: there is no handle"""
         if not self._node.device_mapper.exists(handle_name(name)):
             raise exception.HandleMissing(name=name)
+
+    def check_answered(self, name: str) -> None:
+        """:raises RequestsWait: requests wait for a source that is away"""
+        for attempt in tenacity.Retrying(
+                retry=tenacity.retry_if_exception_type(
+                    exception.RequestsWait),
+                stop=tenacity.stop_after_delay(ANSWERED_WITHIN),
+                wait=tenacity.wait_fixed(ANSWERED_WITHIN / 20),
+                reraise=True):
+            with attempt:
+                self._check_answered(name)
+
+    def _check_answered(self, name: str) -> None:
+        count = self._node.device_mapper.in_flight(handle_name(name))
+        if not count:
+            return
+        handle = self._node.device_mapper.devices().get(handle_name(name))
+        # A logical volume answers sooner or later, an engine may not.
+        if handle is not None and self._beneath(name, handle) is not None:
+            raise exception.RequestsWait(count=count, name=name)
 
     def open_count(self, name: str) -> int:
         """How often a handle is open; 0 when there is none."""

@@ -50,7 +50,12 @@ class Source:
         return self._handles.open_count(move.source_name) > exports
 
     def unexport_source(self, move: transfer.Transfer) -> None:
-        """Take the export away."""
+        """Take the export away.
+
+        :raises RequestsWait: what reads the copy waits for the node that the
+            copy itself comes from
+        """
+        self._handles.check_answered(move.source_name)
         self._node.target.unexport(move.move_id)
 
     def delete_source(self, move: transfer.Transfer) -> None:

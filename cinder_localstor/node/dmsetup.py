@@ -130,6 +130,15 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
     def exists(self, name: str) -> bool:
         return os.path.exists(self.path(name))
 
+    def in_flight(self, name: str) -> int:
+        device = os.path.basename(os.path.realpath(self.path(name)))
+        try:
+            with open('/sys/block/%s/inflight' % device) as file:
+                # Reads and writes, the kernel's sysfs-block
+                return sum(map(int, file.read().split()))
+        except FileNotFoundError:
+            return 0
+
     def create(self, name: str, table: list[interface.Segment],
                read_only: bool = False) -> None:
         try:

@@ -197,6 +197,10 @@ class DeviceMapper(abc.ABC):
         """Whether there is a node of this name; no command."""
 
     @abc.abstractmethod
+    def in_flight(self, name: str) -> int:
+        """Requests to a node that are not answered yet; no command."""
+
+    @abc.abstractmethod
     def create(self, name: str, table: list[Segment],
                read_only: bool = False) -> None:
         """Make a node unless there is one of this name."""

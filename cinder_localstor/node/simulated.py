@@ -286,6 +286,7 @@ class Mapped:
     open_count: int = 0
     hydrating: bool = False
     suspended: bool = False
+    in_flight: int = 0
 
 
 class SimulatedDeviceMapper(interface.DeviceMapper):
@@ -303,6 +304,9 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
     def devices(self) -> dict[str, interface.Device]:
         return {name: self._describe(name, node)
                 for name, node in self.nodes.items()}
+
+    def in_flight(self, name: str) -> int:
+        return self.nodes[name].in_flight if name in self.nodes else 0
 
     def _describe(self, name: str, node: Mapped) -> interface.Device:
         under = tuple(self._mapped_name(device)

@@ -181,6 +181,14 @@ class LabTestCase(testtools.TestCase):
         self.fail('%s has not arrived: %s' % (attachment.device,
                                               self.arrival(attachment)))
 
+    def wait_for(self, description, condition):
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            if condition():
+                return
+            time.sleep(0.5)
+        self.fail('Waited in vain until ' + description)
+
     def wait_for_handle(self, attachment):
         """Wait until the device is there again after a power cut."""
         end = time.monotonic() + PATIENCE

@@ -67,6 +67,28 @@ class ChainTest(ChainTestCase):
         self.detach(self.attachment)
         self.delete(self.volume)
 
+    def test_delete_while_the_first_node_is_away(self):
+        passed = self.attachment
+        self.go_to(self.third)
+        for node in (self.second, self.third):
+            self.cloud.cut(self.first.name, node.name)
+        self.addCleanup(self.cloud.heal)
+        self.let_go()
+        self.wait_for('requests wait in the second node',
+                      lambda: self.requests_wait(passed))
+        self.detach(self.attachment)
+        self.delete(self.volume)
+        # The second node's target serves others still.
+        other = self.create(node=self.second)
+        self.wait_until_arrived(self.attach(other, self.third))
+        self.cloud.heal()
+
+    def requests_wait(self, attachment):
+        found = attachment.node.run(
+            ['sh', '-c', 'cat /sys/block/$(basename $(readlink -f %s))/'
+             'inflight' % attachment.device]).stdout
+        return any(map(int, found.split()))
+
     def test_power_cut_in_the_middle(self):
         self.add(offset=1000)
         self.go_to(self.third)

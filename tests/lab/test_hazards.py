@@ -52,14 +52,6 @@ class HazardTestCase(base.LabTestCase):
     def output(self, node, name):
         return node.run(['cat', name]).stdout
 
-    def wait_for(self, description, condition):
-        end = time.monotonic() + base.PATIENCE
-        while time.monotonic() < end:
-            if condition():
-                return
-            time.sleep(0.5)
-        self.fail('Waited in vain until ' + description)
-
     def log_of(self, node):
         return node.service('cinder-volume').log.read_text(errors='replace')
 

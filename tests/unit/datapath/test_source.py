@@ -2,11 +2,13 @@
 
 import dataclasses
 import unittest
+from unittest import mock
 
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
+from cinder_localstor.node import interface
 from cinder_localstor.node import simulated
 from tests.unit.datapath import test_transfer
 
@@ -27,6 +29,13 @@ class SourceTest(unittest.TestCase):
 
     def handle(self):
         return self.node.device_mapper.nodes[MOVE.source_name + '-handle']
+
+    def lay_on_engine(self):
+        self.node.device_mapper.create('engine', [interface.Segment(
+            0, MOVE.size // interface.SECTOR, 'linear',
+            self.node.volumes.path(MOVE.source_name) + ' 0')])
+        handles.Handles(self.node).lay(MOVE.source_name, handles.Beneath(
+            '/dev/mapper/engine', MOVE.size // interface.SECTOR))
 
     def called(self):
         return [name.partition('.')[2] for name, _nth
@@ -75,6 +84,24 @@ class SourceTest(unittest.TestCase):
         self.source.export_source(self.move)
         for _time in range(2):
             self.source.unexport_source(self.move)
+        self.assertEqual(set(), self.node.target.exported())
+
+    def test_export_stays_while_its_requests_wait_for_another_node(self):
+        with mock.patch.object(handles, 'ANSWERED_WITHIN', 0.02):
+            self.source.export_source(self.move)
+            self.lay_on_engine()
+            self.handle().in_flight = 2
+            self.assertRaisesRegex(exception.RequestsWait, MOVE.source_name,
+                                   self.source.unexport_source, self.move)
+            self.assertEqual({'m'}, self.node.target.exported())
+            self.handle().in_flight = 0
+            self.source.unexport_source(self.move)
+        self.assertEqual(set(), self.node.target.exported())
+
+    def test_busy_guest_of_a_standing_copy_is_not_waited_for(self):
+        self.source.export_source(self.move)
+        self.handle().in_flight = 32
+        self.source.unexport_source(self.move)
         self.assertEqual(set(), self.node.target.exported())
 
     def test_deleted_source_leaves_nothing(self):
