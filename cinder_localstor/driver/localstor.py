@@ -124,10 +124,10 @@ class LocalStorDriver(driver.VolumeDriver):
 
     def delete_volume(self, volume: objects.Volume) -> None:
         ctxt = context.get_admin_context()
-        self._mover.discard(ctxt, volume.id)
-        # What Cinder has of it may be from before it came home.
-        volume = objects.Volume.get_by_id(ctxt, volume.id)
-        self._handles.delete(volume.name)
+        if self._mover.discard(ctxt, volume.id):
+            # What Cinder has of it may be from before it came home.
+            volume = objects.Volume.get_by_id(ctxt, volume.id)
+            self._handles.delete(volume.name)
 
     def extend_volume(self, volume: objects.Volume, new_size: int) -> None:
         self._mover.extend(context.get_admin_context(), volume,

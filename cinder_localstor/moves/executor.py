@@ -214,11 +214,14 @@ class Executor:
                         {'move': move.move_id, 'error': error})
             rows.record_problem(ctxt, aborting, str(error))
 
-    def discard(self, ctxt: context.RequestContext, move: rows.Move) -> None:
+    def discard(self, ctxt: context.RequestContext, move: rows.Move) -> bool:
         """End a move whose volume is being deleted.
 
-        The destination's part is done when this returns.  The source's is
-        done later where the source is away.
+        What can't be done now is done later: the source is away, or the
+        session to it does not end while its requests wait for another node.
+
+        :returns: whether the destination's copy is gone
+        :raises VolumeInUse: somebody has opened it meanwhile
         """
         discarding = move
         if move.state != table.State.DISCARDING:
@@ -226,15 +229,14 @@ class Executor:
                                            table.State.DISCARDING.value)
         try:
             self.drive(ctxt, move.move_id)
-        except Exception as error:
-            after = rows.get(ctxt, move.move_id)
-            if after is None or 'delete_destination' in after.done:
-                LOG.warning('The source of move %(move)s is removed later: '
-                            '%(error)s', {'move': move.move_id,
-                                          'error': error})
-                return
+        except exception.VolumeInUse as error:
             rows.record_problem(ctxt, discarding, str(error))
             raise
+        except Exception as error:
+            LOG.warning('What is left of move %(move)s is removed later: '
+                        '%(error)s', {'move': move.move_id, 'error': error})
+        after = rows.get(ctxt, move.move_id)
+        return after is None or 'delete_destination' in after.done
 
     def _host_of(self, move: rows.Move, side: table.Side) -> str:
         return (move.transfer.source_host if side is table.Side.SOURCE

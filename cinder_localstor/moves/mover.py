@@ -382,9 +382,11 @@ class Mover:
                  if move.state != table.State.ABORTING]
         return moves[-1] if moves else None
 
-    def discard(self, ctxt: context.RequestContext, volume_id: str) -> None:
+    def discard(self, ctxt: context.RequestContext, volume_id: str) -> bool:
         """End all moves of a volume that is being deleted.
 
+        :returns: whether no move has its copy here any more; one that still
+            has it removes it later
         :raises VolumeInUse: it is in use, or not yet sure of where it is; the
             moves go on
         """
@@ -392,9 +394,10 @@ class Mover:
                 retry=tenacity.retry_if_exception_type(exception.MoveChanged),
                 stop=tenacity.stop_after_attempt(3), reraise=True):
             with attempt:
-                self._discard(ctxt, volume_id)
+                done = self._discard(ctxt, volume_id)
+        return done
 
-    def _discard(self, ctxt: context.RequestContext, volume_id: str) -> None:
+    def _discard(self, ctxt: context.RequestContext, volume_id: str) -> bool:
         moves = rows.for_volume(ctxt, volume_id)
         if (rows.home(ctxt, volume_id) != self.host
                 or any(move.state in table.UNDONE_BY_FAILURE
@@ -412,8 +415,7 @@ class Mover:
                 # What is left of it on the peer is removed anyway.  Only its
                 # export is in the way.
                 self._steps.run(ctxt, move.transfer, ['unexport_source'])
-        if last is not None:
-            self._executor.discard(ctxt, last)
+        return last is None or self._executor.discard(ctxt, last)
 
     def look_soon(self, move: rows.Move) -> None:
         """Look after a move when the call that is under way has ended.

@@ -26,6 +26,8 @@ SLOW = 2 << 20
 # Of the backends `local` and `thin`.  The soak has them the other way round.
 DATA_PATHS = os.environ.get('LOCALSTOR_DATA_PATHS',
                             'hydrator,clone').split(',')
+# Debian's, where helpers have NBD devices; "own" has ublk
+KERNEL = os.environ.get('LOCALSTOR_KERNEL', 'stock')
 # A move spends most of its time with waiting, and with wiping what was copied.
 QUICK = {'localstor_monitor_interval': 2, 'volume_clear_size': 64}
 NATIVE_THREADS = {'OS_CINDER_DISABLE_EVENTLET_PATCHING': '1'}
@@ -35,7 +37,7 @@ NATIVE_THREADS = {'OS_CINDER_DISABLE_EVENTLET_PATCHING': '1'}
 def cloud():
     """The lab of all tests, up."""
     found = clouds.Cloud(os.environ.get('LOCALSTOR_LAB', 'test'))
-    found.up(nodes=3, disks='volatile', options={
+    found.up(nodes=3, disks='volatile', kernel=KERNEL, options={
         backend: {'localstor_data_path': path} | QUICK
         for backend, path in zip(configuration.BACKENDS, DATA_PATHS)})
     # One node with eventlet, one with native threads: each test tries both.

@@ -490,8 +490,8 @@ class DiscardTest(MoverTestCase):
 
     def delete(self):
         volume = self.cloud.refresh(self.volume)
-        self.cloud.movers[base.B].discard(self.ctxt, volume.id)
-        self.cloud.movers[base.B]._handles.delete(volume.name)
+        if self.cloud.movers[base.B].discard(self.ctxt, volume.id):
+            self.cloud.movers[base.B]._handles.delete(volume.name)
         volume.destroy()
 
     def test_delete_in_mid_move_leaves_nothing(self):
@@ -504,6 +504,18 @@ class DiscardTest(MoverTestCase):
         self.cloud.down.add(base.A)
         self.delete()
         self.assertEqual({}, self.cloud.nodes[base.B].volumes.disks)
+        self.cloud.settle()
+        self.assertEqual([], self.cloud.leftovers([]))
+
+
+    def test_delete_whose_session_does_not_end_is_finished_later(self):
+        self.cloud.watch()
+        faults = self.cloud.nodes[base.B].faults
+        faults.forget()
+        faults.plan = simulated.Call('SimulatedInitiator.disconnect', 0,
+                                     simulated.Fault.HANG)
+        self.delete()
+        self.assertNotEqual({}, self.cloud.nodes[base.B].volumes.disks)
         self.cloud.settle()
         self.assertEqual([], self.cloud.leftovers([]))
 
