@@ -60,12 +60,14 @@ unit-test: setup
 
 # New walks and pairs each time; what fails says how to repeat it.  Then the
 # tests in the lab that take longest: dozens of moves at once, again and again.
-# Then all of them, with the two data paths exchanged.
-soak: setup lab-programs
+# Then all of them, with the two data paths exchanged.  At last moves and chains
+# where helpers have ublk devices.
+soak: setup lab-programs lab-kernel
 	LOCALSTOR_SOAK_WALKS=2000 LOCALSTOR_SOAK_PAIRS=500 \
 	    $(VENV)/bin/stestr run 'test_walk|test_pairs'
 	LOCALSTOR_MANY=50 $(RUN_LAB_TESTS) '$(LONG)'; $(LAB_DOWN)
 	LOCALSTOR_DATA_PATHS=clone,hydrator $(RUN_LAB_TESTS); $(LAB_DOWN)
+	LOCALSTOR_KERNEL=own $(RUN_LAB_TESTS) 'test_moves|test_chains'; $(LAB_DOWN)
 
 rust-test: setup rust
 	for workspace in $(WORKSPACES); do \
