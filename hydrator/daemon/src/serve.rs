@@ -271,6 +271,11 @@ impl Server {
                     "{}: {length} bytes at {offset} can't be read; reads of them fail",
                     self.settings.source.display()
                 ),
+                Notice::Differs {
+                    offset,
+                    length,
+                    again,
+                } => self.tell_difference(offset, length, again),
                 Notice::Extended { size } => info!("the volume has {size} bytes now"),
                 Notice::Done => info!("everything is local"),
                 Notice::Closed => self.closed = true,
@@ -285,6 +290,23 @@ impl Server {
             }
         }
         Ok(())
+    }
+
+    fn tell_difference(&self, offset: u64, length: u32, again: bool) {
+        let (data, source) = (&self.settings.data, &self.settings.source);
+        let (data, source) = (data.display(), source.display());
+        if again {
+            error!(
+                "{length} bytes from {offset} on were copied again and still differ: they \
+                 stay on {source}, and the move does not end. Look for errors of {data}, \
+                 mend it, and end this process with SIGTERM: its successor copies them anew"
+            );
+        } else {
+            warn!(
+                "{length} bytes from {offset} on read differently on {data} and on \
+                 {source}: they are copied again"
+            );
+        }
     }
 
     /// Makes the device, or takes over a predecessor's.
