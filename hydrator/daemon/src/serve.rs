@@ -504,6 +504,11 @@ impl Server {
             written: progress.written,
             metadata_written: progress.metadata_written,
             bad_blocks: progress.bad,
+            verify: self.settings.verify,
+            verified: progress.verified,
+            differences: progress.differences,
+            differing_blocks: progress.differing,
+            first_differing: progress.first_differing,
         }
     }
 
@@ -516,6 +521,8 @@ impl Server {
             State::Broken
         } else if progress.done {
             State::Done
+        } else if progress.differing > 0 {
+            State::Differing
         } else if progress.stalled {
             State::Stalled
         } else if progress.started {
@@ -580,6 +587,7 @@ fn configure(settings: &Settings, disks: &Disks) -> anyhow::Result<Config> {
     config.logical_block_size = data.logical_block();
     config.destination_zeroed = settings.zeroed;
     config.source_timeout = settings.source_timeout;
+    config.verify = settings.verify.into();
     config.rate = Rate {
         limit: settings.limit,
         minimum: settings.minimum,
