@@ -51,7 +51,7 @@ pub enum Command {
     Check(Metadata),
     /// Print the manual page
     #[command(hide = true)]
-    Man,
+    Man(Page),
 }
 
 /// Where a running hydrator is found.
@@ -82,6 +82,13 @@ pub struct Throttle {
 pub struct Metadata {
     /// The metadata device
     pub metadata: PathBuf,
+}
+
+/// A manual page.
+#[derive(Args, Debug)]
+pub struct Page {
+    /// That of a command; that of the program if not given
+    pub command: Option<String>,
 }
 
 /// How the device is shown.

@@ -415,6 +415,23 @@ fn what_differs_from_the_source_is_told_and_copied_again() {
 }
 
 #[test]
+fn each_command_has_a_manual_page_with_its_options() {
+    let page = |arguments: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.arg("man").args(arguments).output().unwrap()
+    };
+    let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    let whole = text(&page(&[]));
+    assert!(whole.contains("localstor\\-hydrator\\-run(1)"), "{whole}");
+    let run = text(&page(&["run"]));
+    for part in [".TH localstor-hydrator-run", "\\-\\-verify", "sample"] {
+        assert!(run.contains(part), "{run}");
+    }
+    let none = page(&["dance"]);
+    assert!(!none.status.success() && complaint(&none).contains("dance"));
+}
+
+#[test]
 fn noise_on_the_control_socket_is_answered_and_nothing_else_happens() {
     let mut volume = Move::new("noise");
     volume.start();
