@@ -81,6 +81,14 @@ class NoUserBlockDevices(NoDataPath):
                 "localstor_data_path = clone.")
 
 
+class NotVerifiable(NoDataPath):
+    message = _("localstor_verify = %(verify)s wants what arrives to be "
+                "compared with the source, but volumes would move here by "
+                "%(engine)s, which can't do that. Set localstor_verify = off, "
+                "or let them move by the native helper "
+                "(localstor_data_path = hydrator tells what it lacks).")
+
+
 class BufferedExport(LocalStorException):
     message = _("Backend '%(backend)s' would export its volumes through the "
                 "page cache, and a reader could see old data. Set "

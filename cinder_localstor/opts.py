@@ -46,6 +46,17 @@ LOCALSTOR_OPTS = [
                help='How many MiB per second of a volume arrive here whatever '
                     'its guest does, so that every move ends. dm-clone does '
                     'not heed it.'),
+    cfg.StrOpt('localstor_verify',
+               default='off',
+               choices=[('off', 'nothing'),
+                        ('sample', '1 MiB of each 64 MiB'),
+                        ('full', 'all of it')],
+               help='How much of what is copied to this node is read again, '
+                    'here and from the source, and compared before it counts '
+                    'as arrived. What differs is copied again; if it differs '
+                    'again, the move does not end. dm-clone can not do that: '
+                    'unless it is off, the driver starts only where volumes '
+                    'move by the native helper.'),
     cfg.IntOpt('localstor_source_timeout',
                default=0, min=0,
                help='Seconds after which a read of what has not arrived fails '

@@ -162,6 +162,9 @@ def _lines_of_move(move: report.Running | None
             width=BAR_WIDTH), 0)
         yield '%d%% %s/%s' % (100 * progress.local // progress.total,
                               size(progress.local), size(progress.total))
+        if progress.verified is not None:
+            yield text.Text('compared with the source: '
+                            + size(progress.verified), FAINT)
         yield (text.Text(STALLED + ': the source is away', WRONG)
                if move.stalled else '%s, ends in %s' % (
                    rate(move.rate), duration(move.remaining)))
@@ -181,8 +184,8 @@ def _problem(where: str, problem: str) -> text.Text:
 
 # Columns of the formatters for programs; numbers are bytes and seconds.
 COLUMNS = ('Backend', 'Volume', 'Copy', 'Role', 'Size', 'Open', 'Handle on',
-           'Move', 'State', 'Peer', 'Hydration', 'Arrived', 'Total', 'Rate',
-           'End in', 'Problems')
+           'Move', 'State', 'Peer', 'Hydration', 'Arrived', 'Total',
+           'Compared', 'Rate', 'End in', 'Problems')
 
 
 class Texts(columns.FormattableColumn[list[str]]):
@@ -221,7 +224,8 @@ class Word(columns.FormattableColumn[str | None]):
 
 
 KINDS = {'Size': Bytes, 'Open': Amount, 'Handle on': Texts, 'Arrived': Bytes,
-         'Total': Bytes, 'Rate': Bytes, 'End in': Seconds, 'Problems': Texts}
+         'Total': Bytes, 'Compared': Bytes, 'Rate': Bytes,
+         'End in': Seconds, 'Problems': Texts}
 
 
 def flat(found: report.Report) -> Iterator[tuple[Any, ...]]:
@@ -262,5 +266,6 @@ def _move_line(move: report.Running | None) -> dict[str, Any]:
         line.update({'Hydration': (STALLED if move.stalled
                                    else move.progress.hydration.value),
                      'Arrived': move.progress.local,
-                     'Total': move.progress.total})
+                     'Total': move.progress.total,
+                     'Compared': move.progress.verified})
     return line

@@ -15,6 +15,8 @@ class Hydration(str, enum.Enum):
 
     OFF = 'off'
     RUNNING = 'running'
+    # Some of it was copied twice and differs from the source still.
+    DIFFERS = 'differs'
     DONE = 'done'
     # The engine has met an error that it can't get over.
     FAILED = 'failed'
@@ -27,12 +29,20 @@ class Progress:
     """How far a move is; `local` and `total` in bytes.
 
     `rate`, in bytes per second, is what the engine measures itself.
+
+    :ivar verified: bytes that were compared with the source since the engine
+        was started, None if none are to be
+    :ivar differing: blocks that differ although they were copied again
+    :ivar first_differing: where the first of them is, in bytes
     """
 
     hydration: Hydration
     local: int = 0
     total: int = 0
     rate: int | None = None
+    verified: int | None = None
+    differing: int = 0
+    first_differing: int | None = None
 
 
 class Engine(abc.ABC):
@@ -41,6 +51,8 @@ class Engine(abc.ABC):
     name: str
     # Bytes of zeros at whose sight it takes a map for a new one
     blank: int
+    # It can compare what it has copied with the source.
+    verifies = False
 
     def __init__(self, node: interface.Node) -> None:
         self._node = node

@@ -34,11 +34,20 @@ class Engines:
     def chosen(self) -> engine.Engine:
         """What moves that begin now get.
 
-        :raises NoDataPath: this node can't run what the option wants
+        :raises NoDataPath: this node can't run what the options want
         """
         if not self._chosen:
-            self._chosen = self._choose()
+            chosen = self._choose()
+            self._check_verification(chosen)
+            self._chosen = chosen
         return self._engines[self._chosen]
+
+    def _check_verification(self, name: str) -> None:
+        """:raises NotVerifiable: it can't compare what the option wants"""
+        verify = self._configuration.localstor_verify
+        if (verify != interface.NOT_VERIFIED
+                and not self._engines[name].verifies):
+            raise exception.NotVerifiable(verify=verify, engine=name)
 
     def _choose(self) -> str:
         wanted = self._configuration.localstor_data_path

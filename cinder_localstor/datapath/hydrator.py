@@ -29,6 +29,7 @@ HYDRATIONS = {
     'starting': engine.Hydration.OFF,
     'migrating': engine.Hydration.RUNNING,
     'stalled': engine.Hydration.RUNNING,
+    'differing': engine.Hydration.DIFFERS,
     'done': engine.Hydration.DONE,
     'broken': engine.Hydration.FAILED,
     'closing': engine.Hydration.MISSING,
@@ -49,6 +50,7 @@ class HydratorEngine(engine.Engine):
 
     name = NAME
     blank = SUPERBLOCKS * regions.BLOCK
+    verifies = True
 
     def __init__(self, node: interface.Node, configuration: Any) -> None:
         super().__init__(node)
@@ -74,7 +76,8 @@ class HydratorEngine(engine.Engine):
                 source=source, size=move.size,
                 zeroed=self._node.volumes.thin,
                 minimum=configuration.localstor_hydration_min_rate * units.Mi,
-                source_timeout=configuration.localstor_source_timeout))
+                source_timeout=configuration.localstor_source_timeout,
+                verify=configuration.localstor_verify))
         name = self.node_name(move.destination_name)
         table = [interface.Segment(0, move.size // interface.SECTOR,
                                    'linear', device + ' 0')]
@@ -93,8 +96,10 @@ class HydratorEngine(engine.Engine):
         if (status is None
                 or self.node_name(move.destination_name) not in devices):
             return engine.Progress(engine.Hydration.MISSING)
-        return engine.Progress(HYDRATIONS[status.state], status.local,
-                               move.size, status.rate)
+        return engine.Progress(
+            HYDRATIONS[status.state], status.local, move.size, status.rate,
+            None if status.verify == interface.NOT_VERIFIED
+            else status.verified, status.differing, status.first_differing)
 
     def throttle(self, move: transfer.Transfer, limit: int | None) -> None:
         self._node.hydrators.throttle(

@@ -181,6 +181,12 @@ class Executor:
             raise exception.EngineFailed(
                 engine=move.transfer.engine, move_id=move.move_id,
                 host=self.host, name=move.transfer.destination_name)
+        if progress.hydration is engine.Hydration.DIFFERS:
+            LOG.error("Move %(move)s of volume %(volume)s does not end: what "
+                      "was copied to %(name)s differs from the source. "
+                      "'cinder-localstor status' on this node says more",
+                      {'move': move.move_id, 'volume': move.volume_id,
+                       'name': move.transfer.destination_name})
         if (progress.hydration is engine.Hydration.OFF
                 and 'start_hydration' in move.done):
             return rows.record_done(ctxt, move, tuple(

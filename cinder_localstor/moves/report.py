@@ -470,7 +470,17 @@ class _Judge:
                                progress: engine.Progress | None
                                ) -> Iterator[str]:
         hydration = progress.hydration if progress else None
-        if hydration is engine.Hydration.FAILED:
+        if progress and hydration is engine.Hydration.DIFFERS:
+            name = move.transfer.destination_name
+            yield ('%d blocks of 4 KiB, the first at byte %d, differ from the '
+                   'source although they were copied again. They are read '
+                   'from there, and the move does not end. Look for errors '
+                   "of the disk with 'dmesg' and mend it, then restart the "
+                   "helper: 'kill' with the pid that 'localstor-hydrator "
+                   "status /run/localstor/%s' tells. Or attach the volume on "
+                   'another node' % (progress.differing,
+                                     progress.first_differing or 0, name))
+        elif hydration is engine.Hydration.FAILED:
             yield 'hydration has failed: the region map can not be written'
         elif (hydration is engine.Hydration.OFF
               and 'start_hydration' in move.done):

@@ -30,10 +30,17 @@ def parse_status(text: str) -> interface.HydratorStatus:
     """
     try:
         answer = json.loads(text)
+        first_differing = answer.get('first_differing')
+        # A helper of an earlier version goes on until its move has ended.
         return interface.HydratorStatus(
             state=str(answer['state']), local=int(answer['local']),
-            rate=int(answer['rate']))
-    except (ValueError, LookupError, TypeError) as error:
+            rate=int(answer['rate']),
+            verify=str(answer.get('verify', interface.NOT_VERIFIED)),
+            verified=int(answer.get('verified', 0)),
+            differing=int(answer.get('differing_blocks', 0)),
+            first_differing=(None if first_differing is None
+                             else int(first_differing)))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise exception.OutputNotUnderstood(
             line=text, command=privileged.HYDRATOR + ' status') from error
 
@@ -68,6 +75,8 @@ class ProcessHydrators(interface.Hydrators):
             '--minimum', str(hydrator.minimum)]
         if hydrator.zeroed:
             arguments.append('--zeroed')
+        if hydrator.verify != interface.NOT_VERIFIED:
+            arguments += ['--verify', hydrator.verify]
         if hydrator.source_timeout:
             arguments += ['--source-timeout', str(hydrator.source_timeout)]
         return self._command.start_hydrator(copy, arguments).strip()

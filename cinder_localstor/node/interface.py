@@ -308,6 +308,10 @@ class Initiator(abc.ABC):
         """Log out and forget the target."""
 
 
+# What a helper is told when nothing is to be compared
+NOT_VERIFIED = 'off'
+
+
 @dataclasses.dataclass(frozen=True)
 class Hydrator:
     """What a localstor-hydrator is started with.
@@ -321,6 +325,8 @@ class Hydrator:
     :ivar minimum: bytes per second that it copies whatever the guest does
     :ivar source_timeout: seconds that a read waits for a source that is away
         before it fails; 0 for ever
+    :ivar verify: how much of what it copies it compares with the source:
+        `off`, `sample` or `full`
     """
 
     move_id: str
@@ -331,6 +337,7 @@ class Hydrator:
     zeroed: bool
     minimum: int
     source_timeout: int
+    verify: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,11 +346,19 @@ class HydratorStatus:
 
     :ivar local: bytes that are on the destination
     :ivar rate: bytes per second that arrive
+    :ivar verify: how much is compared with the source, see `Hydrator`
+    :ivar verified: bytes that were compared since it was started
+    :ivar differing: blocks that differ although they were copied again
+    :ivar first_differing: where the first of them is, in bytes
     """
 
     state: str
     local: int
     rate: int
+    verify: str = NOT_VERIFIED
+    verified: int = 0
+    differing: int = 0
+    first_differing: int | None = None
 
 
 class Hydrators(abc.ABC):

@@ -81,14 +81,15 @@ class HydratorTestCase(testtools.TestCase):
 
     # The helper
 
-    def start(self):
+    def start(self, *arguments):
         """Start a helper; it lives on when the command has ended."""
         self.starts += 1
         command = [HYDRATOR, 'run', '--runtime', RUNTIME,
                    '--move', self.move, '--data', self.path('data'),
                    '--metadata', self.path('metadata'),
                    '--source', self.path('source'), '--new',
-                   '--frontend', self.frontend, '--limit', '20M']
+                   '--frontend', self.frontend, '--limit', '20M',
+                   *arguments]
         self.shell(f'setsid {" ".join(command)} >> /tmp/hydrator.log 2>&1'
                    ' < /dev/null & echo $! > /tmp/hydrator.pid')
         if self.starts == 1:
@@ -167,6 +168,24 @@ class _Moves:
                          self.checksum('data', skip=64))
         checked = self.node.run([HYDRATOR, 'check', self.path('metadata')])
         self.assertIn('complete', checked.stdout)
+
+    def test_a_move_that_is_verified_tells_that_everything_was_compared(self):
+        device = self.start('--verify', 'full')
+        self.begin_load(device)
+        self.ask('start')
+
+        self.assertEqual(0, self.load_result()['error'])
+        status = self.wait(lambda status: status['state'] == 'done')
+
+        self.assertEqual('full', status['verify'])
+        # All that was copied; the guest wrote into the first 64 MiB only.
+        self.assertEqual(status['copied'], status['verified'])
+        self.assertGreaterEqual(status['verified'], 192 << 20)
+        self.assertEqual((0, 0), (status['differences'],
+                                  status['differing_blocks']))
+        self.ask('finish')
+        self.assertEqual(self.checksum('source', skip=64),
+                         self.checksum('data', skip=64))
 
     def test_remote_blocks_read_as_the_source_and_nothing_is_copied_yet(self):
         device = self.start()

@@ -43,6 +43,21 @@ pub struct Config {
     pub source_timeout: Option<Duration>,
     /// How fast to copy.
     pub rate: Rate,
+    /// How much of what was copied is compared with the source.
+    pub verify: Verify,
+}
+
+/// How much of what was copied is read again, from the destination and from the
+/// source, and compared before it counts as local.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// Nothing.
+    #[default]
+    Off,
+    /// One region of each 64.
+    Sample,
+    /// All of it.
+    Full,
 }
 
 /// How fast to copy.
@@ -77,6 +92,7 @@ impl Config {
                 limit: None,
                 minimum: 10 << 20,
             },
+            verify: Verify::Off,
         }
     }
 

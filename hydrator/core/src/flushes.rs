@@ -44,7 +44,7 @@ pub(crate) struct Flushes {
     waiting: Vec<Tag>,
     covered: Vec<Tag>,
     /// The core wants one itself.
-    wanted: bool,
+    pub(crate) wanted: bool,
     current: Option<Flush>,
     /// The metadata were written to since they were flushed.
     metadata_dirty: bool,
@@ -203,6 +203,7 @@ impl Volume {
         if flush.failure.is_none() {
             self.flushes.flushed = self.flushes.flushed.max(flush.covers);
             self.hydration.flushed(self.flushes.ended);
+            self.verification.flushed(self.flushes.ended);
             self.settle(flush.settles);
         }
         let mut covered = core::mem::take(&mut self.flushes.covered);

@@ -4,8 +4,9 @@
 //!
 //! An extent is a run of remote blocks inside of one region. It is read from
 //! the source, and what the guest has not written meanwhile is written to the
-//! destination; zeros are not, as far as may be. The blocks are local then; once
-//! a flush has followed, a checkpoint records them in the bitmap.
+//! destination; zeros are not, as far as may be. The blocks are local then (or
+//! when they were compared, see [`verification`](crate::verification)); once a
+//! flush has followed, a checkpoint records them in the bitmap.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +31,7 @@ const FAILED_AGAIN: u64 = 1_000_000_000;
 
 /// Blocks of a region.
 #[derive(Clone, Copy, Debug, Default)]
-struct Mask([u64; 4]);
+pub(crate) struct Mask([u64; 4]);
 
 impl Mask {
     fn run(first: u64, count: u64) -> Self {
@@ -39,37 +40,61 @@ impl Mask {
         mask
     }
 
-    const fn set(&mut self, bit: u64) {
+    pub(crate) const fn set(&mut self, bit: u64) {
         self.0[(bit / 64) as usize] |= 1 << (bit % 64);
     }
 
-    const fn clear(&mut self, bit: u64) {
+    pub(crate) const fn clear(&mut self, bit: u64) {
         self.0[(bit / 64) as usize] &= !(1 << (bit % 64));
     }
 
-    const fn has(&self, bit: u64) -> bool {
+    pub(crate) const fn has(&self, bit: u64) -> bool {
         self.0[(bit / 64) as usize] >> (bit % 64) & 1 == 1
     }
 
-    fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.0.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 }
 
-/// An extent that is being copied.
+/// What is being done with an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It is read from the source.
+    Reading,
+    /// It is written to the destination.
+    Writing,
+    /// It is read from the source again.
+    ComparingSource,
+    /// It is read from the destination.
+    ComparingData,
+}
+
+/// An extent that is being copied, or compared.
 #[derive(Clone, Copy, Debug)]
-struct Copy {
-    first: u64,
-    count: u64,
+pub(crate) struct Copy {
+    pub(crate) first: u64,
+    pub(crate) count: u64,
     /// Blocks that the guest has written to meanwhile are not in it.
-    wanted: Mask,
-    writing: bool,
+    pub(crate) wanted: Mask,
+    pub(crate) stage: Stage,
+    /// Writes in flight.
     pending: u32,
     failure: Option<Failure>,
-    whole: Option<u32>,
 }
 
 impl Copy {
+    pub(crate) const fn new(first: u64, count: u64, wanted: Mask, stage: Stage) -> Self {
+        Self {
+            first,
+            count,
+            wanted,
+            stage,
+            pending: 0,
+            failure: None,
+        }
+    }
+
     const fn contains(&self, block: u64) -> bool {
         block >= self.first && block < self.first + self.count
     }
@@ -137,6 +162,34 @@ impl Hydration {
         self.copies.iter().all(Option::is_none)
     }
 
+    pub(crate) fn free_slot(&self) -> Option<u16> {
+        let free = self.copies.iter().position(Option::is_none);
+        free.map(|slot| slot as u16)
+    }
+
+    pub(crate) fn begin(&mut self, slot: u16, copy: Copy) {
+        self.copies[usize::from(slot)] = Some(copy);
+    }
+
+    pub(crate) fn end(&mut self, slot: u16) -> Option<Copy> {
+        self.copies[usize::from(slot)].take()
+    }
+
+    pub(crate) fn copy_of(&mut self, slot: u16) -> Option<&mut Copy> {
+        self.copies.get_mut(usize::from(slot))?.as_mut()
+    }
+
+    /// Look for what is to be copied from this region on.
+    pub(crate) fn return_to(&mut self, region: u64) {
+        self.cursor = region;
+        self.scanned = 0;
+    }
+
+    /// There may be something to copy again.
+    pub(crate) fn look_again(&mut self) {
+        self.idle_until = Time(0);
+    }
+
     pub(crate) fn is_recorded(&self) -> bool {
         self.unrecorded_extents.is_empty() && self.is_idle()
     }
@@ -179,12 +232,11 @@ impl Hydration {
     }
 
     /// What the guest writes to is not copied.
-    pub(crate) fn exclude(&mut self, map: &Map, block: u64) {
-        if map.is_copying(map.region_of(block)) {
-            for copy in self.copies.iter_mut().flatten() {
-                if copy.contains(block) {
-                    copy.wanted.clear(block - copy.first);
-                }
+    fn exclude(&mut self, block: u64, comparing: bool) {
+        for copy in self.copies.iter_mut().flatten() {
+            let stage = matches!(copy.stage, Stage::Reading | Stage::Writing) || comparing;
+            if copy.contains(block) && stage {
+                copy.wanted.clear(block - copy.first);
             }
         }
     }
@@ -193,7 +245,9 @@ impl Hydration {
     pub(crate) fn is_being_written(&self, map: &Map, block: u64) -> bool {
         map.is_copying(map.region_of(block))
             && self.copies.iter().flatten().any(|copy| {
-                copy.writing && copy.contains(block) && copy.wanted.has(block - copy.first)
+                copy.stage == Stage::Writing
+                    && copy.contains(block)
+                    && copy.wanted.has(block - copy.first)
             })
     }
 
@@ -203,7 +257,7 @@ impl Hydration {
                 .copies
                 .iter()
                 .flatten()
-                .any(|copy| copy.writing && map.region_of(copy.first) == region)
+                .any(|copy| copy.stage == Stage::Writing && map.region_of(copy.first) == region)
     }
 
     /// Whether some of these blocks are just being recorded.
@@ -285,6 +339,17 @@ impl Hydration {
 }
 
 impl Volume {
+    /// What the guest writes to is neither copied nor compared.
+    pub(crate) fn exclude(&mut self, block: u64) {
+        if self.map.is_copying(self.map.region_of(block)) {
+            let comparing = self.rules.keep(Rule::VerifyExcludesWritten);
+            self.hydration.exclude(block, comparing);
+            if comparing {
+                self.verification.exclude(block);
+            }
+        }
+    }
+
     /// The guest has read these blocks from the source.
     pub(crate) fn warm(&mut self, first: u64, end: u64) {
         for region in self.map.region_of(first)..=self.map.region_of(end - 1) {
@@ -309,11 +374,16 @@ impl Volume {
     pub(crate) fn hydrate(&mut self, now: Time, budget: &mut u64) {
         self.hydration.wake_at = None;
         let started = self.superblock.started || !self.rules.keep(Rule::NothingBeforeStart);
-        let full = self.hydration.unrecorded >= 2 * HYDRATED_MOST;
-        if !started || self.broken || full || self.map.remote() == 0 {
+        if !started || self.broken || self.map.remote() == 0 {
             return;
         }
-        while let Some(slot) = self.hydration.copies.iter().position(Option::is_none) {
+        self.flush_to_verify(false);
+        self.verify(now);
+        let full = self.hydration.unrecorded >= 2 * HYDRATED_MOST;
+        if full || self.verification.holds_up() {
+            return;
+        }
+        while let Some(slot) = self.hydration.free_slot() {
             if now < self.hydration.idle_until {
                 self.hydration.wake_at = Some(self.hydration.idle_until);
                 return;
@@ -326,6 +396,7 @@ impl Volume {
                 if *budget == 0 {
                     self.hydration.wake_at = Some(now);
                 } else if self.hydration.is_idle() {
+                    self.flush_to_verify(true);
                     self.hydration.idle_until = now.after(SCAN_AGAIN);
                     self.hydration.wake_at = Some(self.hydration.idle_until);
                 }
@@ -336,7 +407,7 @@ impl Volume {
                 self.hydration.halves.push((first, count));
                 return;
             }
-            self.begin_copy(slot as u16, first, count, on_source);
+            self.begin_copy(slot, first, count, on_source);
         }
     }
 
@@ -344,38 +415,22 @@ impl Volume {
         self.pace.spend(count * BLOCK_SIZE);
         let region = self.map.region_of(first);
         self.map.set_copying(region, true);
-        let mut copy = Copy {
-            first,
-            count,
-            wanted: Mask::run(0, count),
-            writing: false,
-            pending: 1,
-            failure: None,
-            whole: None,
-        };
-        let io_name = kind::COPY_READ;
+        let mut copy = Copy::new(first, count, Mask::run(0, count), Stage::Reading);
         if on_source {
             self.actions.push_back(Action::Read {
-                io: io(io_name, u64::from(slot)),
+                io: io(kind::COPY_READ, u64::from(slot)),
                 device: Device::Source,
                 offset: first * BLOCK_SIZE,
                 length: (count * BLOCK_SIZE) as u32,
                 buffer: Buffer::Extent { slot, offset: 0 },
             });
-            self.hydration.copies[usize::from(slot)] = Some(copy);
+            self.hydration.begin(slot, copy);
         } else {
-            copy.writing = true;
-            copy.pending = 0;
-            self.hydration.copies[usize::from(slot)] = Some(copy);
+            copy.stage = Stage::Writing;
+            self.hydration.begin(slot, copy);
             self.copy_zeros(slot, first, count);
-            if self.copy_of(slot).is_some_and(|copy| copy.pending == 0) {
-                self.end_copy(slot);
-            }
+            self.end_copy_if_written(slot);
         }
-    }
-
-    fn copy_of(&mut self, slot: u16) -> Option<&mut Copy> {
-        self.hydration.copies.get_mut(usize::from(slot))?.as_mut()
     }
 
     /// The extent to copy next.
@@ -429,6 +484,7 @@ impl Volume {
         !self.map.is_local(block)
             && !self.unsettled.contains_key(&block)
             && !self.hydration.bad.contains(&block)
+            && !self.verification.differing.contains(&block)
             && !self
                 .ranges
                 .iter()
@@ -463,10 +519,9 @@ impl Volume {
         result: Result<(), Failure>,
         memory: &mut M,
     ) {
-        let Some(copy) = self.copy_of(slot) else {
+        let Some(copy) = self.hydration.copy_of(slot) else {
             return;
         };
-        copy.pending = 0;
         let (first, count) = (copy.first, copy.count);
         match result {
             Ok(()) => self.source_answers(),
@@ -489,24 +544,18 @@ impl Volume {
                 return self.drop_copy(slot);
             }
         }
-        let region = self.map.region_of(first);
-        let whole = count == self.map.region_end(region) - self.map.region_first(region);
         let everything = !self.rules.keep(Rule::CopyExcludesWritten);
         let content = &memory.extent(slot)[..(count * BLOCK_SIZE) as usize];
-        let crc32c = crc32c::crc32c(content);
-        let Some(copy) = self.copy_of(slot) else {
+        let Some(copy) = self.hydration.copy_of(slot) else {
             return;
         };
         if everything {
             copy.wanted = Mask::run(0, count);
         }
-        copy.writing = true;
-        copy.whole = (whole && copy.wanted.count() == count).then_some(crc32c);
+        copy.stage = Stage::Writing;
         let wanted = copy.wanted;
         self.write_copy(slot, first, count, wanted, content);
-        if self.copy_of(slot).is_some_and(|copy| copy.pending == 0) {
-            self.end_copy(slot);
-        }
+        self.end_copy_if_written(slot);
     }
 
     fn write_copy(&mut self, slot: u16, first: u64, count: u64, wanted: Mask, content: &[u8]) {
@@ -562,7 +611,7 @@ impl Volume {
     }
 
     fn count_copy(&mut self, slot: u16) {
-        if let Some(copy) = self.copy_of(slot) {
+        if let Some(copy) = self.hydration.copy_of(slot) {
             copy.pending += 1;
         }
     }
@@ -585,56 +634,65 @@ impl Volume {
 
     /// A piece of a copy was written to the destination, or not.
     pub(crate) fn copy_written(&mut self, slot: u16, result: Result<(), Failure>) {
-        let Some(copy) = self.copy_of(slot) else {
+        let Some(copy) = self.hydration.copy_of(slot) else {
             return;
         };
         copy.pending -= 1;
         if let Err(failure) = result {
             copy.failure = Some(failure);
         }
-        if copy.pending == 0 {
-            self.end_copy(slot);
-        }
+        self.end_copy_if_written(slot);
     }
 
-    fn drop_copy(&mut self, slot: u16) {
-        if let Some(copy) = self.hydration.copies[usize::from(slot)].take() {
+    /// Nothing more comes of a copy; what is in it may be copied again.
+    pub(crate) fn drop_copy(&mut self, slot: u16) {
+        if let Some(copy) = self.hydration.end(slot) {
             self.map.set_copying(self.map.region_of(copy.first), false);
         }
         self.retry = true;
     }
 
-    fn end_copy(&mut self, slot: u16) {
-        let Some(copy) = self.hydration.copies[usize::from(slot)] else {
+    fn end_copy_if_written(&mut self, slot: u16) {
+        let Some(copy) = self.hydration.copy_of(slot).copied() else {
             return;
         };
-        self.drop_copy(slot);
-        if copy.failure.is_some() {
-            self.hydration.holes = false;
-            self.hydration.idle_until = self.time().after(FAILED_AGAIN);
+        if copy.pending > 0 {
             return;
         }
-        let count = copy.wanted.count();
+        let region = self.map.region_of(copy.first);
+        if copy.failure.is_some() {
+            self.drop_copy(slot);
+            self.hydration.holes = false;
+            self.hydration.idle_until = self.time().after(FAILED_AGAIN);
+        } else if self.is_verified(region) {
+            // Nobody else copies in the region until it is compared.
+            self.hydration.end(slot);
+            self.retry = true;
+            self.verify_later(&copy);
+        } else {
+            self.drop_copy(slot);
+            self.arrived(copy.first, copy.wanted, false);
+        }
+    }
+
+    /// These of the blocks from `first` on are on the destination: they are
+    /// local from now on.
+    pub(crate) fn arrived(&mut self, first: u64, blocks: Mask, flushed: bool) {
+        let count = blocks.count();
         self.hydration.copied += count * BLOCK_SIZE;
         if count == 0 {
             return;
         }
-        for bit in 0..copy.count {
-            if copy.wanted.has(bit) {
-                self.map.set_local(copy.first + bit);
-            }
+        for bit in (0..256).filter(|bit| blocks.has(*bit)) {
+            self.map.set_local(first + bit);
         }
-        let region = self.map.region_of(copy.first);
-        if let Some(crc32c) = copy.whole {
-            self.map.set_copied(region, crc32c);
-        }
-        self.map.set_hydrated(region, true);
+        self.map.set_hydrated(self.map.region_of(first), true);
         self.hydration.unrecorded += count;
         self.hydration.unrecorded_extents.push(Unrecorded {
-            first: copy.first,
-            blocks: copy.wanted,
+            first,
+            blocks,
             after: self.flushes.submitted,
-            flushed: false,
+            flushed,
             recording: false,
         });
     }

@@ -236,6 +236,17 @@ pub enum Notice {
         /// In bytes.
         length: u32,
     },
+    /// What was copied there reads differently on the destination and on the
+    /// source. The first time it is copied again; if that does not help, it
+    /// stays remote and the move does not end.
+    Differs {
+        /// The first block that differs, in bytes.
+        offset: u64,
+        /// How much of the extent differs, in bytes; perhaps not in one piece.
+        length: u32,
+        /// It had been copied again.
+        again: bool,
+    },
     /// [`Volume::start`](crate::Volume::start) is durable.
     Started,
     /// [`Volume::extend`](crate::Volume::extend) is durable.

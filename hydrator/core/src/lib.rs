@@ -40,10 +40,11 @@ mod rules;
 mod source;
 pub mod superblock;
 mod unsettled;
+mod verification;
 mod volume;
 mod writes;
 
-pub use config::{Config, Rate};
+pub use config::{Config, Rate, Verify};
 pub use io::{
     Action, BLOCK_SIZE, Buffer, Device, Failure, Io, Memory, Notice, OpenError, Operation, Request,
     Tag, Time,
@@ -51,4 +52,4 @@ pub use io::{
 #[cfg(feature = "mutants")]
 pub use rules::Rule;
 pub use superblock::metadata_size;
-pub use volume::{Copied, Progress, Volume};
+pub use volume::{Progress, Volume};

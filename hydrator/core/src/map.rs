@@ -11,10 +11,8 @@ use crate::bitmap::{
 const HYDRATED: u16 = 1 << 15;
 /// In [`Region::flags`]: a copy of the region is under way.
 const COPYING: u8 = 1;
-/// In [`Region::flags`]: copied in one piece, not written to since.
-const COPIED: u8 = 2;
 /// In [`Region::flags`]: waits among the hot ones.
-const HOT: u8 = 4;
+const HOT: u8 = 2;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Region {
@@ -31,7 +29,6 @@ pub(crate) struct Map {
     region_shift: u32,
     local: Vec<u64>,
     regions: Vec<Region>,
-    checksums: Vec<u32>,
     /// Bitmap blocks that say less than is local.
     dirty: Vec<u64>,
     dirty_count: u64,
@@ -54,14 +51,6 @@ impl Map {
         self.local.resize(bitmap_blocks * WORDS_PER_BITMAP_BLOCK, 0);
         self.dirty.resize(bitmap_blocks.div_ceil(64), 0);
         self.regions.resize(regions, Region::default());
-        self.checksums.resize(regions, 0);
-        // A region that has grown is no longer copied as a whole.
-        if let Some(last) = self
-            .regions
-            .get_mut((self.blocks >> self.region_shift) as usize)
-        {
-            last.flags &= !COPIED;
-        }
         self.remote += blocks - self.blocks;
         self.blocks = blocks;
     }
@@ -246,24 +235,6 @@ impl Map {
     pub(crate) fn set_copying(&mut self, region: u64, copying: bool) {
         let flags = &mut self.regions[region as usize].flags;
         *flags = *flags & !COPYING | if copying { COPYING } else { 0 };
-    }
-
-    /// The region was copied as a whole, and had this checksum.
-    pub(crate) fn set_copied(&mut self, region: u64, crc32c: u32) {
-        self.regions[region as usize].flags |= COPIED;
-        self.checksums[region as usize] = crc32c;
-    }
-
-    pub(crate) fn copied(&self, region: u64) -> Option<u32> {
-        let flags = self.regions.get(region as usize)?.flags;
-        (flags & COPIED != 0).then(|| self.checksums[region as usize])
-    }
-
-    /// Blocks `first..end` are written to by the guest.
-    pub(crate) fn touch(&mut self, first: u64, end: u64) {
-        for region in self.region_of(first)..=self.region_of(end - 1) {
-            self.regions[region as usize].flags &= !COPIED;
-        }
     }
 
     /// The guest has read the region from the source; how often it has.

@@ -75,12 +75,20 @@ pub enum Rule {
     HolesOnlyWhenNew,
     /// An intent whose data could not be written is taken back.
     FailedWriteIsVoid,
+    /// What is to be verified is local only when it was compared.
+    VerifyBeforeLocal,
+    /// It is compared only after a flush of the destination.
+    FlushBeforeVerify,
+    /// What the guest writes while a copy waits or is compared is left out.
+    VerifyExcludesWritten,
+    /// What differs from the source does not become local.
+    DifferenceStaysRemote,
 }
 
 #[cfg(feature = "mutants")]
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 37] = [
         Self::IntentBeforeCompletion,
         Self::DataBeforeCompletion,
         Self::FuaData,
@@ -114,6 +122,10 @@ impl Rule {
         Self::NothingBeforeStart,
         Self::HolesOnlyWhenNew,
         Self::FailedWriteIsVoid,
+        Self::VerifyBeforeLocal,
+        Self::FlushBeforeVerify,
+        Self::VerifyExcludesWritten,
+        Self::DifferenceStaysRemote,
     ];
 }
 

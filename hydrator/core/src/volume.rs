@@ -5,8 +5,9 @@
 //! The parts of it: [`writes`](crate::writes) for requests to what is not
 //! settled, [`source`](crate::source) for what is read from the source,
 //! [`flushes`](crate::flushes) for flushes, settling and checkpoints,
-//! [`hydration`](crate::hydration) for copies, [`opening`](crate::opening) for
-//! recovery.
+//! [`hydration`](crate::hydration) for copies,
+//! [`verification`](crate::verification) for what is compared of them,
+//! [`opening`](crate::opening) for recovery.
 
 use std::collections::VecDeque;
 
@@ -20,6 +21,7 @@ use crate::rules::Rules;
 use crate::source::Source;
 use crate::superblock::{Superblock, bitmap_blocks};
 use crate::unsettled::Unsettled;
+use crate::verification::Verification;
 use crate::writes::{Phase, Slow};
 use crate::{
     Action, BLOCK_SIZE, Buffer, Config, Device, Failure, Io, Memory, Notice, OpenError, Operation,
@@ -42,6 +44,7 @@ pub(crate) mod kind {
     pub(crate) const COPY_WRITE: u64 = 10;
     pub(crate) const EXTEND: u64 = 11;
     pub(crate) const OPENING: u64 = 12;
+    pub(crate) const VERIFY: u64 = 13;
 }
 
 pub(crate) const fn io(kind: u64, detail: u64) -> Io {
@@ -85,6 +88,7 @@ pub struct Volume {
     pub(crate) flushes: Flushes,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) hydration: Hydration,
+    pub(crate) verification: Verification,
     pub(crate) source: Source,
     pub(crate) actions: VecDeque<Action>,
     pub(crate) requests: Vec<Slow>,
@@ -115,7 +119,8 @@ pub struct Progress {
     pub size: u64,
     /// Still only on the source, in bytes.
     pub remote: u64,
-    /// Copied from the source since the volume was opened, in bytes.
+    /// Copied from the source since the volume was opened, in bytes, and
+    /// compared where that is to be done.
     pub copied: u64,
     /// Of these, zeros that were not written, in bytes.
     pub zeros: u64,
@@ -136,6 +141,14 @@ pub struct Progress {
     pub waiting: u64,
     /// Blocks of the source that cannot be read.
     pub bad: u64,
+    /// Of what was copied, compared with the source, in bytes.
+    pub verified: u64,
+    /// Blocks that were found to differ, each time they were.
+    pub differences: u64,
+    /// Blocks that differ although they were copied again; they are remote.
+    pub differing: u64,
+    /// Where the first of these is, in bytes.
+    pub first_differing: Option<u64>,
     /// Hydration may run: the source is immutable.
     pub started: bool,
     /// The source does not answer.
@@ -144,17 +157,6 @@ pub struct Progress {
     pub broken: bool,
     /// See [`Notice::Done`].
     pub done: bool,
-}
-
-/// A region that was copied in one piece and not written since.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copied {
-    /// Where it begins, in bytes.
-    pub offset: u64,
-    /// Its length, in bytes.
-    pub length: u32,
-    /// CRC-32C of what was read from the source.
-    pub crc32c: u32,
 }
 
 impl Volume {
@@ -257,6 +259,7 @@ impl Volume {
             flushes: Flushes::default(),
             checkpoint: Checkpoint::default(),
             hydration: Hydration::new(config.copies),
+            verification: Verification::new(&config),
             source: Source::default(),
             actions: VecDeque::with_capacity(1024),
             requests: Vec::with_capacity(config.requests),
@@ -371,7 +374,6 @@ impl Volume {
         }
         self.pace.begun(self.now, request.tag);
         let (first, end) = blocks(request.offset, request.length);
-        self.map.touch(first, end);
         if self.all_settled(first, end) {
             self.passing += 1;
             self.actions.push_back(Action::Write {
@@ -395,7 +397,6 @@ impl Volume {
             return self.answer(request.tag, Ok(()));
         }
         let (first, end) = blocks(request.offset, request.length);
-        self.map.touch(first, end);
         if self.all_settled(first, end) {
             self.passing += 1;
             self.actions.push_back(Action::Zero {
@@ -454,6 +455,7 @@ impl Volume {
             kind::BITMAP_FLUSH => self.bitmap_flushed(result),
             kind::SUPERBLOCK => self.superblock_ended(result),
             kind::COPY_READ => self.copy_read(now, detail as u16, result, memory),
+            kind::VERIFY => self.verify_read(now, detail as u16, result, memory),
             kind::COPY_WRITE => self.copy_written(detail as u16, result),
             kind::EXTEND => self.bitmap_extended(detail, result),
             kind::OPENING => self.opening_ended(detail, result, memory),
@@ -772,6 +774,7 @@ impl Volume {
     /// How far the move is.
     #[must_use]
     pub fn progress(&self) -> Progress {
+        let differing = &self.verification.differing;
         Progress {
             size: self.map.size(),
             remote: self.map.remote() * BLOCK_SIZE,
@@ -785,33 +788,15 @@ impl Volume {
             metadata_written: self.metadata_written,
             waiting: self.parked.len() as u64 + self.source.waiting() as u64,
             bad: self.hydration.bad_blocks().count() as u64,
+            verified: self.verification.verified,
+            differences: self.verification.differences,
+            differing: self.verification.differing.len() as u64,
+            first_differing: differing.first().map(|block| block * BLOCK_SIZE),
             started: self.superblock.started,
             stalled: self.source.is_away(),
             broken: self.broken,
             done: self.done,
         }
-    }
-
-    /// What is known of region `index`: if it was copied in one piece since
-    /// the volume was opened and not written to since. For verification: read
-    /// D and S there, and compare; if they differ, ask again before you
-    /// believe it, the guest may have written meanwhile.
-    #[must_use]
-    pub fn copied(&self, index: u64) -> Option<Copied> {
-        let crc32c = self.map.copied(index)?;
-        let first = self.map.region_first(index);
-        let blocks = self.map.region_end(index) - first;
-        Some(Copied {
-            offset: first * BLOCK_SIZE,
-            length: (blocks * BLOCK_SIZE) as u32,
-            crc32c,
-        })
-    }
-
-    /// Number of regions of the volume.
-    #[must_use]
-    pub fn regions(&self) -> u64 {
-        self.map.regions()
     }
 
     /// Blocks of the source that cannot be read, by their offset in bytes.

@@ -330,7 +330,6 @@ impl Volume {
         if slots > 0 && self.free_blocks.len() < RESERVED_SLOTS + slots {
             return false;
         }
-        self.map.touch(first, end);
         for block in first..end {
             if !self.is_settled(block) {
                 self.claim_block(block);
@@ -357,7 +356,7 @@ impl Volume {
     }
 
     fn claim_block(&mut self, block: u64) {
-        self.hydration.exclude(&self.map, block);
+        self.exclude(block);
         if self.hydration.is_hydrated(&self.map, block).is_some() {
             // It has not been recorded: it may as well be remote.
             self.hydration.forget(&mut self.map, block);
@@ -745,6 +744,7 @@ impl Volume {
                 entry.owed_after = owed_after;
                 self.map.set_local(block);
                 self.hydration.written(block);
+                self.verification.written(block);
             } else if !entry.content {
                 self.unsettled.remove(&block);
                 self.map.entry_removed(block);
@@ -807,7 +807,7 @@ impl Volume {
             let to = self.map.region_end(region).min(end);
             if self.map.is_copying(region) || self.map.has_hydrated(region) {
                 for block in from..to {
-                    self.hydration.exclude(&self.map, block);
+                    self.exclude(block);
                     if self.hydration.is_hydrated(&self.map, block).is_some() {
                         self.hydration.forget(&mut self.map, block);
                         self.map.set_remote(block);
@@ -815,7 +815,6 @@ impl Volume {
                 }
             }
         }
-        self.map.touch(first, end);
         self.ranges.push((first, end, index));
         let request = &mut self.requests[index as usize];
         request.phase = Phase::Zeroing;
@@ -863,6 +862,7 @@ impl Volume {
                 if block < end {
                     self.map.set_local(block);
                     self.hydration.written(block);
+                    self.verification.written(block);
                 }
             }
         }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use localstor_hydrator_core as core;
+use serde::{Deserialize, Serialize};
 
 /// Serves a volume while its data moves to this node.
 ///
@@ -49,7 +51,7 @@ pub enum Command {
     Check(Metadata),
     /// Print the manual page
     #[command(hide = true)]
-    Man,
+    Man(Page),
 }
 
 /// Where a running hydrator is found.
@@ -82,6 +84,13 @@ pub struct Metadata {
     pub metadata: PathBuf,
 }
 
+/// A manual page.
+#[derive(Args, Debug)]
+pub struct Page {
+    /// That of a command; that of the program if not given
+    pub command: Option<String>,
+}
+
 /// How the device is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FrontendKind {
@@ -96,6 +105,29 @@ pub enum FrontendKind {
     /// A vhost-user-blk server on the socket "vhost" in the runtime directory,
     /// for a virtual machine
     VhostUserBlk,
+}
+
+/// How much of what is copied is read again and compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Verify {
+    /// Nothing
+    #[default]
+    Off,
+    /// 1 MiB of each 64 MiB of the volume, in another place for each move
+    Sample,
+    /// All of it
+    Full,
+}
+
+impl From<Verify> for core::Verify {
+    fn from(wanted: Verify) -> core::Verify {
+        match wanted {
+            Verify::Off => core::Verify::Off,
+            Verify::Sample => core::Verify::Sample,
+            Verify::Full => core::Verify::Full,
+        }
+    }
 }
 
 /// Where to serve a volume: in the foreground, or behind a supervisor.
@@ -163,6 +195,13 @@ pub struct Settings {
     /// Copy so many bytes per second whatever the guest does
     #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "10M")]
     pub minimum: u64,
+    /// Read what was copied again, from the destination and from the source,
+    /// and compare it before it counts as local. What differs is copied again;
+    /// if it differs again it stays on the source, where it is read from, and
+    /// the move does not end: the state is "differing". What was recorded as
+    /// local before, with less verification, is not compared
+    #[arg(long, value_enum, value_name = "HOW MUCH", default_value_t = Verify::Off)]
+    pub verify: Verify,
     /// Fail reads that have waited so long for the source; never if not given
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub source_timeout: Option<Duration>,

@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{CommandFactory, Parser};
 use localstor_hydrator::arguments::{Arguments, Command};
 use localstor_hydrator::protocol::Request;
@@ -62,11 +63,21 @@ fn carry_out(command: Command) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::from(2));
             }
         }
-        Command::Man => {
-            let mut page = Vec::new();
-            clap_mangen::Man::new(Arguments::command()).render(&mut page)?;
-            std::io::stdout().lock().write_all(&page)?;
-        }
+        Command::Man(page) => print_page(page.command.as_deref())?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn print_page(name: Option<&str>) -> anyhow::Result<()> {
+    let mut command = Arguments::command();
+    // Names its subcommands as their pages are called.
+    command.build();
+    if let Some(name) = name {
+        let found = command.find_subcommand(name).cloned();
+        command = found.with_context(|| format!("there is no command \"{name}\""))?;
+    }
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command).render(&mut page)?;
+    std::io::stdout().lock().write_all(&page)?;
+    Ok(())
 }

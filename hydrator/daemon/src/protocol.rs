@@ -10,6 +10,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::arguments::Verify;
+
 /// The longest line, in bytes.
 pub const LONGEST_LINE: usize = 4096;
 
@@ -89,6 +91,9 @@ pub enum State {
     Migrating,
     /// The source does not answer; what is local is served.
     Stalled,
+    /// Blocks differ from the source although they were copied again. They stay
+    /// there and are read from there; the move does not end.
+    Differing,
     /// Everything is local: the table can be swapped.
     Done,
     /// A disk has failed. Restart the process when it is mended.
@@ -115,7 +120,8 @@ pub struct Status {
     pub size: u64,
     /// Of this, on the destination.
     pub local: u64,
-    /// Copied since the process was started.
+    /// Copied since the process was started, and compared where that is to be
+    /// done.
     pub copied: u64,
     /// Of this, zeros that were not written.
     pub zeros: u64,
@@ -135,6 +141,23 @@ pub struct Status {
     pub metadata_written: u64,
     /// Blocks of the source that can't be read.
     pub bad_blocks: u64,
+    /// How much of what is copied is compared with the source. A process of an
+    /// earlier version tells neither this nor what follows.
+    #[serde(default)]
+    pub verify: Verify,
+    /// Of `copied`, compared and found the same.
+    #[serde(default)]
+    pub verified: u64,
+    /// Blocks that were found to differ, each time they were, since the process
+    /// was started.
+    #[serde(default)]
+    pub differences: u64,
+    /// Blocks that differ although they were copied again.
+    #[serde(default)]
+    pub differing_blocks: u64,
+    /// Where the first of these is.
+    #[serde(default)]
+    pub first_differing: Option<u64>,
 }
 
 /// A request from a line, without its end.

@@ -271,6 +271,11 @@ impl Server {
                     "{}: {length} bytes at {offset} can't be read; reads of them fail",
                     self.settings.source.display()
                 ),
+                Notice::Differs {
+                    offset,
+                    length,
+                    again,
+                } => self.tell_difference(offset, length, again),
                 Notice::Extended { size } => info!("the volume has {size} bytes now"),
                 Notice::Done => info!("everything is local"),
                 Notice::Closed => self.closed = true,
@@ -285,6 +290,23 @@ impl Server {
             }
         }
         Ok(())
+    }
+
+    fn tell_difference(&self, offset: u64, length: u32, again: bool) {
+        let (data, source) = (&self.settings.data, &self.settings.source);
+        let (data, source) = (data.display(), source.display());
+        if again {
+            error!(
+                "{length} bytes from {offset} on were copied again and still differ: they \
+                 stay on {source}, and the move does not end. Look for errors of {data}, \
+                 mend it, and end this process with SIGTERM: its successor copies them anew"
+            );
+        } else {
+            warn!(
+                "{length} bytes from {offset} on read differently on {data} and on \
+                 {source}: they are copied again"
+            );
+        }
     }
 
     /// Makes the device, or takes over a predecessor's.
@@ -482,6 +504,11 @@ impl Server {
             written: progress.written,
             metadata_written: progress.metadata_written,
             bad_blocks: progress.bad,
+            verify: self.settings.verify,
+            verified: progress.verified,
+            differences: progress.differences,
+            differing_blocks: progress.differing,
+            first_differing: progress.first_differing,
         }
     }
 
@@ -494,6 +521,8 @@ impl Server {
             State::Broken
         } else if progress.done {
             State::Done
+        } else if progress.differing > 0 {
+            State::Differing
         } else if progress.stalled {
             State::Stalled
         } else if progress.started {
@@ -558,6 +587,7 @@ fn configure(settings: &Settings, disks: &Disks) -> anyhow::Result<Config> {
     config.logical_block_size = data.logical_block();
     config.destination_zeroed = settings.zeroed;
     config.source_timeout = settings.source_timeout;
+    config.verify = settings.verify.into();
     config.rate = Rate {
         limit: settings.limit,
         minimum: settings.minimum,

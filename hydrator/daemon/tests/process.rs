@@ -26,6 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Move {
     folder: PathBuf,
     frontend: &'static str,
+    verify: &'static str,
     process: Option<Child>,
     detached: bool,
 }
@@ -48,6 +49,7 @@ impl Move {
         Move {
             folder,
             frontend: "socket",
+            verify: "off",
             process: None,
             detached: false,
         }
@@ -68,6 +70,7 @@ impl Move {
     fn command_of(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.args(["run", "--move", MOVE, "--new", "--frontend", self.frontend]);
+        command.args(["--verify", self.verify]);
         for name in ["data", "metadata", "source", "runtime"] {
             command.arg(format!("--{name}")).arg(self.path(name));
         }
@@ -363,6 +366,69 @@ fn a_move_is_not_finished_early_but_may_be_aborted() {
     volume.must(&["abort"]);
     assert!(volume.ended());
     assert!(!volume.path("runtime").exists());
+}
+
+#[test]
+fn a_move_that_is_verified_says_how_much_was_compared() {
+    for (how_much, compared) in [("full", SIZE), ("sample", MIB), ("off", 0)] {
+        let mut volume = Move::new(&format!("verified-{how_much}"));
+        volume.verify = how_much;
+        volume.start();
+        volume.must(&["start"]);
+        let status = volume.wait("all is local", |status| status["state"] == "done");
+        assert_eq!(status["verify"], how_much);
+        assert_eq!(status["copied"], SIZE, "{status}");
+        assert_eq!(status["verified"], compared, "{status}");
+        assert_eq!(status["differences"], 0);
+        volume.must(&["finish"]);
+        assert!(volume.ended());
+        assert!(volume.content("data") == volume.content("source"));
+    }
+}
+
+#[test]
+fn what_differs_from_the_source_is_told_and_copied_again() {
+    let mut volume = Move::new("differs");
+    volume.verify = "full";
+    volume.start();
+    volume.must(&["throttle", "--limit", "20M", "--minimum", "20M"]);
+    volume.must(&["start"]);
+    // The source changes, though it must not: what is copied differs then.
+    let mut options = std::fs::File::options();
+    let source = options.write(true).open(volume.path("source")).unwrap();
+    let byte = std::cell::Cell::new(0);
+    volume.wait("a difference", |status| {
+        byte.set(byte.get() + 1);
+        for block in 0..SIZE / 4096 {
+            source.write_all_at(&[byte.get()], block * 4096).unwrap();
+        }
+        status["differences"] != 0
+    });
+    volume.kill();
+    let log = std::fs::read_to_string(volume.path("log")).unwrap();
+    assert!(log.contains("read differently"), "{log}");
+    // The source is at rest now: whatever differed is copied anew.
+    volume.start();
+    volume.wait("all is local", |status| status["state"] == "done");
+    volume.must(&["finish"]);
+    assert!(volume.ended());
+}
+
+#[test]
+fn each_command_has_a_manual_page_with_its_options() {
+    let page = |arguments: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.arg("man").args(arguments).output().unwrap()
+    };
+    let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    let whole = text(&page(&[]));
+    assert!(whole.contains("localstor\\-hydrator\\-run(1)"), "{whole}");
+    let run = text(&page(&["run"]));
+    for part in [".TH localstor-hydrator-run", "\\-\\-verify", "sample"] {
+        assert!(run.contains(part), "{run}");
+    }
+    let none = page(&["dance"]);
+    assert!(!none.status.success() && complaint(&none).contains("dance"));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use localstor_hydrator_core::{
     Time, Volume,
 };
 
-use crate::disk::{Disk, Pending, Survival};
+use crate::disk::{Disk, Pending, SECTOR, Survival};
 
 const BLOCK: usize = 4096;
 /// The tag that the simulation itself reads with.
@@ -136,6 +136,12 @@ pub struct Faults {
     pub away: u8,
     /// Blocks of the source that cannot be read.
     pub bad: Vec<usize>,
+    /// Of a hundred copies that are written to the destination, or read back
+    /// from there, so many are not what they should be. Nobody is told.
+    pub lies: u8,
+    /// Blocks of the destination where copies are never written as they should
+    /// be.
+    pub liars: Vec<usize>,
 }
 
 /// A volume with its disks, its source and its memory.
@@ -254,7 +260,10 @@ impl Machine {
                 buffer,
                 fua,
             } => {
-                let content = self.memory.bytes(buffer, length as usize).to_vec();
+                let mut content = self.memory.bytes(buffer, length as usize).to_vec();
+                if device == Device::Data && matches!(buffer, Buffer::Extent { .. }) {
+                    self.lie(offset as usize, &mut content, random);
+                }
                 if device == Device::Data && !matches!(buffer, Buffer::Extent { .. }) {
                     self.sent.push(Sent {
                         offset: offset as usize,
@@ -302,6 +311,24 @@ impl Machine {
         Op { io, device, kind }
     }
 
+    /// Spoil what is copied to the destination: a sector keeps what it had.
+    fn lie(&self, offset: usize, content: &mut [u8], random: &mut Rng) {
+        let length = content.len();
+        let mut spoil = |at: usize| {
+            let old = self.data.read(offset + at, SECTOR);
+            content[at..at + SECTOR].copy_from_slice(old);
+        };
+        for liar in &self.faults.liars {
+            let at = (liar * BLOCK).wrapping_sub(offset);
+            if at < length {
+                spoil(at);
+            }
+        }
+        if self.faults.lies > 0 && random.u8(0..100) < self.faults.lies {
+            spoil(random.usize(0..length / SECTOR) * SECTOR);
+        }
+    }
+
     fn content(&self, device: Device, offset: usize, length: usize) -> &[u8] {
         match device {
             Device::Data => self.data.read(offset, length),
@@ -330,10 +357,15 @@ impl Machine {
                 if op.device == Device::Source {
                     self.ask_source(*offset, *length, random)?;
                 }
-                let content = match early {
+                let mut content = match early {
                     Some(content) => content.clone(),
                     None => self.content(op.device, *offset, *length).to_vec(),
                 };
+                let read_back =
+                    op.device == Device::Data && matches!(buffer, Buffer::Extent { .. });
+                if read_back && self.faults.lies > 0 && random.u8(0..100) < self.faults.lies {
+                    content[random.usize(0..*length)] ^= 0x10;
+                }
                 self.memory.fill(*buffer, &content);
             }
             Kind::Disk(pending) => {

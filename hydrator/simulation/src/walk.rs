@@ -4,7 +4,9 @@
 //! volume moves, disks that complete in any order, and crashes.
 
 use fastrand::Rng;
-use localstor_hydrator_core::{Config, Notice, Operation, Rate, Request, Rule, Tag, metadata_size};
+use localstor_hydrator_core::{
+    Config, Notice, Operation, Rate, Request, Rule, Tag, Verify, metadata_size,
+};
 
 use crate::disk::{Disk, SECTOR};
 use crate::machine::{Faults, Machine};
@@ -34,6 +36,10 @@ pub struct Tally {
     pub faults: u64,
     /// Walks that end with blocks that the source cannot read.
     pub bad: u64,
+    /// Blocks that were copied and differed from the source.
+    pub differences: u64,
+    /// Walks that end with blocks that differ whenever they are copied.
+    pub differing: u64,
 }
 
 impl Tally {
@@ -44,6 +50,8 @@ impl Tally {
         self.done += other.done;
         self.faults += other.faults;
         self.bad += other.bad;
+        self.differences += other.differences;
+        self.differing += other.differing;
     }
 }
 
@@ -117,6 +125,7 @@ impl Walk {
         config.journal_depth = random.usize(1..3);
         config.unsettled = 512;
         config.range_from = random.u32(1..6);
+        config.verify = [Verify::Off, Verify::Full, Verify::Sample][(seed % 3) as usize];
         config.metadata_size = (2 + journal + 1) * BLOCK as u64;
         config.rate = Rate {
             limit: None,
@@ -231,7 +240,15 @@ impl Walk {
         if self.faults {
             self.tally.faults += 1;
             let blocks = self.machine.source.len() / BLOCK;
+            // What is not compared must not be wrong.
+            let lies = self.config.verify == Verify::Full;
             self.machine.faults = Faults {
+                lies: if lies { self.random.u8(0..60) } else { 0 },
+                liars: if lies && self.random.bool() {
+                    vec![self.random.usize(0..self.size() / BLOCK)]
+                } else {
+                    Vec::new()
+                },
                 data: self.random.u8(0..4),
                 away: self.random.u8(0..20),
                 bad: if blocks > 0 && self.random.bool() {
@@ -514,12 +531,14 @@ impl Walk {
     /// Let all requests end and the move come to its end.
     fn finish(&mut self) -> Result<(), String> {
         self.machine.faults.away = 0;
+        self.machine.faults.lies = 0;
         self.machine.volume.start();
         for _ in 0..20_000 {
             self.machine.pump(&mut self.random);
             self.look()?;
             let progress = self.machine.volume.progress();
-            let ended = progress.done || progress.broken || progress.bad > 0;
+            let stays = progress.bad + progress.differing > 0;
+            let ended = progress.done || progress.broken || stays;
             if ended && self.guests.is_empty() && self.machine.ops.is_empty() {
                 break;
             }
@@ -535,6 +554,8 @@ impl Walk {
         }
         let progress = self.machine.volume.progress();
         self.tally.bad += u64::from(progress.bad > 0);
+        self.tally.differences += progress.differences;
+        self.tally.differing += u64::from(progress.differing > 0);
         if !progress.done {
             return if self.faults {
                 Ok(())

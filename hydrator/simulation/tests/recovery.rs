@@ -239,22 +239,6 @@ fn a_bad_sector_is_reported_and_fails_only_reads_of_it() {
 }
 
 #[test]
-fn a_copied_region_has_the_sources_checksum_until_the_guest_writes() {
-    let mut random = Rng::with_seed(6);
-    let mut machine = new_machine(&config(64), &mut random);
-    machine.volume.start();
-    while !machine.notices.contains(&Notice::Done) {
-        assert!(machine.step(&mut random));
-    }
-    let copied = machine.volume.copied(2).expect("region 2 was copied");
-    assert_eq!((copied.offset, copied.length), (16 * 4096, 8 * 4096));
-    assert_eq!(copied.crc32c, crc32c::crc32c(&[0x55; 8 * BLOCK]));
-    write(&mut machine, 17 * BLOCK, vec![1; BLOCK], &mut random);
-    assert_eq!(machine.volume.copied(2), None);
-    assert!(machine.volume.copied(3).is_some());
-}
-
-#[test]
 fn foreign_and_damaged_metadata_are_refused_and_left_alone() {
     let mut random = Rng::with_seed(7);
     let good = new_machine(&config(16), &mut random).metadata;

@@ -37,6 +37,10 @@ fn no_crash_takes_what_was_flushed_or_invents_content() {
     println!("{tally:?}");
     assert!(tally.done > walks / 2, "moves come to their end: {tally:?}");
     assert!(tally.bad > 0 && tally.faults > 0, "devices fail: {tally:?}");
+    assert!(
+        tally.differences > 0 && tally.differing > 0,
+        "destinations lie: {tally:?}"
+    );
 }
 
 #[test]

@@ -94,6 +94,16 @@ class ViewTest(unittest.TestCase):
                      '25% 1 GiB/4 GiB', '1 GiB/s', '0:03'):
             self.assertIn(part, shown)
 
+    def test_move_shows_what_was_compared(self):
+        compared = 'compared with the source: '
+        self.assertNotIn(compared, self.shown(with_copies(MOVING)))
+        for verified, words in ((0, '0 B'), (units.Gi, '1 GiB')):
+            progress = engine.Progress(engine.Hydration.RUNNING, units.Gi,
+                                       4 * units.Gi, verified=verified)
+            copy = dataclasses.replace(MOVING, move=running(
+                progress=progress))
+            self.assertIn(compared + words, self.shown(with_copies(copy)))
+
     def test_bar_grows(self):
         def filled(local):
             screen = console.Console(width=200, force_terminal=True,
@@ -197,9 +207,17 @@ class FlatTest(unittest.TestCase):
              'Handle on': ['volume-2-clone'], 'Move': 'm',
              'State': 'migrating', 'Peer': 'b@local',
              'Hydration': 'running', 'Arrived': units.Gi,
-             'Total': 4 * units.Gi, 'Rate': units.Gi, 'End in': 3,
+             'Total': 4 * units.Gi, 'Compared': None, 'Rate': units.Gi,
+             'End in': 3,
              'Problems': []}, line)
         self.assertEqual(line, json.loads(json.dumps(line)))
+
+    def test_what_was_compared_is_a_number(self):
+        progress = engine.Progress(engine.Hydration.RUNNING, units.Gi,
+                                   4 * units.Gi, verified=4096)
+        copy = dataclasses.replace(MOVING, move=running(progress=progress))
+        self.assertEqual(4096,
+                         self.lines(with_copies(copy))[0]['Compared'])
 
     def test_people_get_words(self):
         values = dict(zip(view.COLUMNS, next(view.flat(with_copies(MOVING)))))

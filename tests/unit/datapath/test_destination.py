@@ -24,7 +24,7 @@ def configuration(data_path='clone', **more):
     """Options as a destination reads them."""
     return types.SimpleNamespace(**{
         'localstor_data_path': data_path, 'localstor_hydration_min_rate': 10,
-        'localstor_source_timeout': 0, **more})
+        'localstor_source_timeout': 0, 'localstor_verify': 'off', **more})
 
 
 class DestinationTestCase(unittest.TestCase):

@@ -20,9 +20,10 @@ class EnginesTest(unittest.TestCase):
     def setUp(self):
         self.node = simulated.SimulatedNode('b', {})
 
-    def engines(self, data_path):
+    def engines(self, data_path, verify='off'):
         return engines.Engines(
-            self.node, test_destination.configuration(data_path))
+            self.node, test_destination.configuration(
+                data_path, localstor_verify=verify))
 
     def lacks(self, part, method, error):
         patched = mock.patch.object(part, method, side_effect=error)
@@ -64,6 +65,31 @@ class EnginesTest(unittest.TestCase):
         with self.assertRaises(exception.HydratorMissing) as caught:
             self.engines('hydrator').chosen()
         self.assertIn('pip install', str(caught.exception))
+
+    @ddt.data('sample', 'full')
+    def test_helper_verifies(self, verify):
+        for data_path in ('auto', 'hydrator'):
+            self.assertEqual('hydrator',
+                             self.engines(data_path, verify).chosen().name)
+
+    @ddt.data('sample', 'full')
+    def test_clone_is_refused_where_moves_are_to_be_verified(self, verify):
+        found = self.engines('clone', verify)
+        for _time in range(2):
+            with self.assertRaises(exception.NotVerifiable) as caught:
+                found.chosen()
+        for part in ('localstor_verify = ' + verify, 'clone',
+                     'localstor_data_path = hydrator'):
+            self.assertIn(part, str(caught.exception))
+
+    def test_auto_does_not_give_verification_up(self):
+        self.lacks_helper()
+        self.assertRaises(exception.NotVerifiable,
+                          self.engines('auto', 'full').chosen)
+
+    def test_clone_that_has_begun_goes_on_unverified(self):
+        self.assertEqual('clone',
+                         self.engines('auto', 'full').named('clone').name)
 
     def test_move_keeps_the_engine_that_it_began_with(self):
         self.assertEqual('hydrator',

@@ -39,7 +39,8 @@ class HydratorEngineTest(unittest.TestCase):
         self.node = simulated.SimulatedNode('b', {})
         self.engine = hydrator.HydratorEngine(
             self.node, test_destination.configuration(
-                localstor_hydration_min_rate=7, localstor_source_timeout=30))
+                localstor_hydration_min_rate=7, localstor_source_timeout=30,
+                localstor_verify='sample'))
         self.move = dataclasses.replace(test_transfer.TRANSFER,
                                         engine='hydrator')
         self.node.volumes.create('volume-m', units.Gi, frozenset())
@@ -63,7 +64,7 @@ class HydratorEngineTest(unittest.TestCase):
             move_id='m', data='/dev/group/volume-m',
             metadata='/dev/group/volume-m-regions', source=SOURCE,
             size=units.Gi, zeroed=False, minimum=7 * units.Mi,
-            source_timeout=30))
+            source_timeout=30, verify='sample'))
 
     def test_without_metadata_nothing_is_built(self):
         with self.assertRaises(exception.MetadataMissing) as caught:
@@ -103,6 +104,7 @@ class HydratorEngineTest(unittest.TestCase):
     @ddt.data(('opening', engine.Hydration.RUNNING),
               ('stalled', engine.Hydration.RUNNING),
               ('broken', engine.Hydration.FAILED),
+              ('differing', engine.Hydration.DIFFERS),
               ('closing', engine.Hydration.MISSING))
     @ddt.unpack
     def test_states_of_the_helper(self, state, hydration):
@@ -112,6 +114,20 @@ class HydratorEngineTest(unittest.TestCase):
                 return_value=interface.HydratorStatus(state, 5, 6)):
             self.assertEqual(engine.Progress(hydration, 5, units.Gi, 6),
                              self.progress())
+
+    @ddt.data(('off', None), ('sample', 4096), ('full', 4096))
+    @ddt.unpack
+    def test_progress_tells_what_was_compared(self, verify, verified):
+        self.build()
+        status = interface.HydratorStatus(
+            'differing', 5, 6, verify=verify, verified=4096, differing=7,
+            first_differing=8192)
+        with mock.patch.object(self.node.hydrators, 'status',
+                               return_value=status):
+            self.assertEqual(
+                engine.Progress(engine.Hydration.DIFFERS, 5, units.Gi, 6,
+                                verified=verified, differing=7,
+                                first_differing=8192), self.progress())
 
     def test_helper_without_its_node_is_missing(self):
         self.build()

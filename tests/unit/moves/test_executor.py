@@ -11,8 +11,9 @@ from cinder_localstor.moves import table
 from cinder_localstor import rows
 from tests.unit import base
 
-OFF, RUNNING, DONE, FAILED, MISSING = (
-    engine.Hydration.OFF, engine.Hydration.RUNNING, engine.Hydration.DONE,
+OFF, RUNNING, DIFFERS, DONE, FAILED, MISSING = (
+    engine.Hydration.OFF, engine.Hydration.RUNNING,
+    engine.Hydration.DIFFERS, engine.Hydration.DONE,
     engine.Hydration.FAILED, engine.Hydration.MISSING)
 
 
@@ -65,8 +66,8 @@ class FactsTest(base.TestCase):
         self.assertEqual(expected,
                          self.facts(hydration, local).holds('untouched'))
 
-    @ddt.data((OFF, False), (RUNNING, False), (DONE, True), (FAILED, False),
-              (MISSING, False))
+    @ddt.data((OFF, False), (RUNNING, False), (DIFFERS, False), (DONE, True),
+              (FAILED, False), (MISSING, False))
     @ddt.unpack
     def test_all_local(self, hydration, expected):
         # Bytes that say 100% of a broken engine are no arrival.

@@ -7,6 +7,7 @@ from oslo_db import exception as db_exception
 from oslo_utils import units
 
 from cinder_localstor.datapath import engine
+from cinder_localstor.datapath import hydrator
 from cinder_localstor import exception
 from cinder_localstor.moves import table
 from cinder_localstor.node import simulated
@@ -751,6 +752,23 @@ class RateTest(MoverTestCase):
         self.patch('cinder_localstor.node.simulated.SimulatedHydrators.'
                    'throttle', side_effect=exception.CommandTimedOut(
                        command='throttle', host='b', seconds=60))
+        self.cloud.settle()
+        self.assert_whole()
+
+
+class VerificationTest(MoverTestCase):
+
+    data_path = 'hydrator'
+
+    def test_move_whose_copy_differs_waits_until_it_does_not(self):
+        self.cloud.move(self.volume)
+        differs = engine.Progress(engine.Hydration.DIFFERS, units.Gi,
+                                  units.Gi, differing=1)
+        with mock.patch.object(hydrator.HydratorEngine, 'progress',
+                               return_value=differs):
+            for _time in range(3):
+                self.cloud.watch()
+            self.assertEqual(table.State.MIGRATING, self.state())
         self.cloud.settle()
         self.assert_whole()
 

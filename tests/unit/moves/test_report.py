@@ -269,6 +269,18 @@ class MovingTest(ReportTestCase):
                                return_value=failed):
             self.assert_problem('hydration has failed', base.B)
 
+    def test_copy_that_differs_from_the_source(self):
+        self.cloud.watch()
+        differs = engine.Progress(engine.Hydration.DIFFERS, differing=7,
+                                  first_differing=8192)
+        name = self.cloud.refresh(self.volume).name
+        with mock.patch.object(clone.CloneEngine, 'progress',
+                               return_value=differs):
+            for part in ('7 blocks', 'byte 8192', 'dmesg',
+                         'localstor-hydrator status /run/localstor/' + name,
+                         'on another node'):
+                self.assert_problem(part, base.B)
+
     def test_suspended_engine(self):
         name = self.cloud.refresh(self.volume).name + '-clone'
         self.cloud.nodes[base.B].device_mapper.nodes[name].suspended = True

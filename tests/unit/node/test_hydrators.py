@@ -15,7 +15,7 @@ from tests.unit.node import fakes
 HYDRATOR = interface.Hydrator(
     move_id='m', data='/dev/g/v', metadata='/dev/g/v-regions',
     source='/dev/mapper/v-source', size=1 << 30, zeroed=False, minimum=10,
-    source_timeout=0)
+    source_timeout=0, verify='off')
 
 
 class Commands(fakes.FakeCommands):
@@ -99,6 +99,21 @@ class RunTest(HydratorsTestCase):
         self.assertEqual(interface.HydratorStatus('migrating', 5, 6),
                          self.hydrators.status('v'))
         self.assertEqual(('v', {'command': 'status'}), self.asked())
+
+    @ddt.data('sample', 'full')
+    def test_verification(self, verify):
+        self.hydrators.start('v', interface.Hydrator(
+            **{**vars(HYDRATOR), 'verify': verify}))
+        self.assertIn('--verify ' + verify, self.command.ran[0])
+
+    @ddt.data(None, 8192)
+    def test_status_of_verification(self, first):
+        self.ask.return_value = json.dumps(
+            {'state': 'differing', 'local': 5, 'rate': 6, 'verify': 'full',
+             'verified': 4, 'differing_blocks': 3, 'first_differing': first})
+        self.assertEqual(
+            interface.HydratorStatus('differing', 5, 6, 'full', 4, 3, first),
+            self.hydrators.status('v'))
 
     @ddt.data(FileNotFoundError(), ConnectionRefusedError(), TimeoutError())
     def test_nobody_answers(self, error):
