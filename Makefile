@@ -66,7 +66,8 @@ soak: setup lab-programs lab-kernel
 	LOCALSTOR_SOAK_WALKS=2000 LOCALSTOR_SOAK_PAIRS=500 \
 	    $(VENV)/bin/stestr run 'test_walk|test_pairs'
 	LOCALSTOR_MANY=50 $(RUN_LAB_TESTS) '$(LONG)'; $(LAB_DOWN)
-	LOCALSTOR_DATA_PATHS=clone,hydrator $(RUN_LAB_TESTS); $(LAB_DOWN)
+	LOCALSTOR_DATA_PATHS=clone,hydrator LOCALSTOR_VERIFY=full $(RUN_LAB_TESTS); \
+	    $(LAB_DOWN)
 	LOCALSTOR_KERNEL=own $(RUN_LAB_TESTS) 'test_moves|test_chains'; $(LAB_DOWN)
 
 rust-test: setup rust

@@ -30,6 +30,9 @@ DATA_PATHS = os.environ.get('LOCALSTOR_DATA_PATHS',
 KERNEL = os.environ.get('LOCALSTOR_KERNEL', 'stock')
 # A move spends most of its time with waiting, and with wiping what was copied.
 QUICK = {'localstor_monitor_interval': 2, 'volume_clear_size': 64}
+# dm-clone compares nothing.
+VERIFY = {'clone': 'off',
+          'hydrator': os.environ.get('LOCALSTOR_VERIFY', 'sample')}
 NATIVE_THREADS = {'OS_CINDER_DISABLE_EVENTLET_PATCHING': '1'}
 
 
@@ -38,7 +41,8 @@ def cloud():
     """The lab of all tests, up."""
     found = clouds.Cloud(os.environ.get('LOCALSTOR_LAB', 'test'))
     found.up(nodes=3, disks='volatile', kernel=KERNEL, options={
-        backend: {'localstor_data_path': path} | QUICK
+        backend: {'localstor_data_path': path,
+                  'localstor_verify': VERIFY[path]} | QUICK
         for backend, path in zip(configuration.BACKENDS, DATA_PATHS)})
     # One node with eventlet, one with native threads: each test tries both.
     node = found.node('node2')
