@@ -11,7 +11,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -27,7 +27,7 @@ use neli::utils::Groups;
 use tracing::{debug, error, warn};
 
 use super::protocol::EXPORT_FLAGS;
-use crate::block::{FrontendError, Geometry};
+use crate::block::{FrontendError, Geometry, numbers};
 
 /// How long requests wait for a successor after our death, in seconds: longer
 /// than anybody can want to wait.
@@ -39,6 +39,9 @@ const TIMER: u32 = 500;
 
 /// The stack of a thread that writes two files, in bytes: it is locked memory.
 const STACK: usize = 128 << 10;
+
+/// Where the kernel shows block devices.
+pub(super) const BLOCK: &str = "/sys/block";
 
 /// Commands of linux/nbd-netlink.h.
 #[neli_enum(serialized_type = "u8")]
@@ -157,28 +160,30 @@ const MORE: u32 = 64;
 /// The numbers of devices that nobody uses: those that are there, and then
 /// some that the kernel makes when they are asked for.
 pub(super) fn free() -> Vec<u32> {
-    let entries = std::fs::read_dir("/sys/block").into_iter().flatten();
-    let mut there: Vec<u32> = entries
-        .flatten()
-        .filter_map(|entry| {
-            entry
-                .file_name()
-                .to_str()?
-                .strip_prefix("nbd")?
-                .parse()
-                .ok()
-        })
-        .collect();
-    there.sort_unstable();
+    let mut there = numbers(Path::new(BLOCK), "nbd");
     let next = there.last().map_or(0, |last| last + 1);
-    there.retain(|number| !pid(*number).exists());
+    there.retain(|number| backend(Path::new(BLOCK), *number).is_none());
     there.extend(next..next + MORE);
     there
 }
 
-/// A file that is there as long as the device is in use.
-fn pid(number: u32) -> PathBuf {
-    PathBuf::from(format!("/sys/block/nbd{number}/pid"))
+/// The devices of the volume of this identity. The call that connects a device
+/// sets it, so that a process that is killed in that call has set it, too.
+pub(super) fn of(block: &Path, identity: &str) -> Vec<u32> {
+    let mut numbers = numbers(block, "nbd");
+    numbers.retain(|number| backend(block, *number).is_some_and(|found| found == identity));
+    numbers
+}
+
+/// The identity of a device that is in use, below a directory like [`BLOCK`];
+/// None if it is not in use.
+fn backend(block: &Path, number: u32) -> Option<String> {
+    let device = block.join(format!("nbd{number}"));
+    // There is this file as long as the device is in use.
+    device.join("pid").exists().then(|| {
+        let identity = std::fs::read_to_string(device.join("backend")).unwrap_or_default();
+        identity.trim_end().to_owned()
+    })
 }
 
 /// Makes a device: /dev/nbd`number`.
@@ -283,15 +288,11 @@ pub(super) fn disconnect(number: u32) -> Result<(), FrontendError> {
 /// # Errors
 /// That it is in use for something else.
 pub(super) fn belongs_to(number: u32, identity: &str) -> Result<bool, FrontendError> {
-    let pid = pid(number);
-    if !pid.exists() {
-        return Ok(false);
+    match backend(Path::new(BLOCK), number) {
+        None => Ok(false),
+        Some(found) if found == identity => Ok(true),
+        Some(_) => Err(taken(number)),
     }
-    let found = std::fs::read_to_string(pid.with_file_name("backend")).unwrap_or_default();
-    if found.trim_end() == identity {
-        return Ok(true);
-    }
-    Err(taken(number))
 }
 
 /// That a device is in use for something else.
@@ -310,5 +311,41 @@ fn set_queue(number: u32, name: &str, value: u32) -> Result<(), FrontendError> {
             Ok(())
         }
         Err(error) => Err(FrontendError::kernel(format!("cannot set {path}"), error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory of block devices, with the files of each.
+    fn sysfs(devices: &[(&str, &[(&str, &str)])]) -> tempfile::TempDir {
+        let block = tempfile::tempdir().unwrap();
+        for (device, files) in devices {
+            let directory = block.path().join(device);
+            std::fs::create_dir(&directory).unwrap();
+            for (name, content) in *files {
+                std::fs::write(directory.join(name), content).unwrap();
+            }
+        }
+        block
+    }
+
+    #[test]
+    fn a_device_is_found_by_the_identity_that_the_kernel_keeps() {
+        let block = sysfs(&[
+            ("sda", &[]),
+            ("nbd0", &[]),
+            ("nbd1", &[("pid", "7\n"), ("backend", "localstor-b\n")]),
+            ("nbd10", &[("pid", "7\n"), ("backend", "localstor-a\n")]),
+            ("nbd2", &[("pid", "7\n"), ("backend", "localstor-a\n")]),
+            // By another program, and by one that has let go of it.
+            ("nbd3", &[("pid", "7\n")]),
+            ("nbd4", &[("backend", "localstor-a\n")]),
+        ]);
+        assert_eq!(of(block.path(), "localstor-a"), [2, 10]);
+        assert_eq!(of(block.path(), "localstor-b"), [1]);
+        assert!(of(block.path(), "localstor-c").is_empty());
+        assert!(of(Path::new("/nowhere"), "localstor-a").is_empty());
     }
 }
