@@ -223,6 +223,13 @@ class _Moves:
         self.assertIn(size.stdout.strip(), ('', '0'))
         self.assertNotEqual(0, self.ask('status', check=False).returncode)
 
+    def test_the_kernel_kills_others_when_memory_is_short(self):
+        self.start()
+
+        score = self.shell('cat /proc/$(cat /tmp/hydrator.pid)/oom_score_adj')
+
+        self.assertEqual('-1000', score.stdout.strip())
+
     def test_kills_at_any_moment_of_the_start_leak_no_device(self):
         for delay in range(0, 400, 20):
             self.begin()

@@ -44,6 +44,14 @@ const SUPERBLOCKS: usize = 8192;
 /// How long to sleep at most, so that signals and time are noticed.
 const TICK: Duration = Duration::from_millis(500);
 
+/// Where the kernel is told whom to kill when memory is short, and that it is
+/// never this process (`OOM_SCORE_ADJ_MIN` of linux/oom.h). To kill it would gain
+/// nothing: its memory does not grow, its successor needs as much at once, and
+/// what others have in memory may get to a disk through it only. With vhost-user
+/// the kernel would even prefer it, because it counts the guest's memory twice.
+const OOM_SCORE: &str = "/proc/self/oom_score_adj";
+const NEVER: &str = "-1000";
+
 /// linux/prctl.h: others wait for this process when memory is short.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
@@ -637,8 +645,11 @@ fn choose(
 }
 
 /// A process that serves a disk must not need memory to be written to disk
-/// before it can go on.
+/// before it can go on, nor die for the lack of it.
 pub(crate) fn stay_in_memory() {
+    if let Err(error) = std::fs::write(OOM_SCORE, NEVER) {
+        warn!("the kernel may kill this process when memory is short: {error}");
+    }
     // SAFETY: takes no pointers.
     if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) } != 0 {
         warn!(
