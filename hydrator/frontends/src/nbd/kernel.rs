@@ -6,12 +6,12 @@
 //! its timer runs out and there is a new connection. With `NBD_ATTR_TIMEOUT` 0
 //! the timer does nothing else: a request that is merely slow, because it waits
 //! for the source, breaks no connection. How often the timer runs is the
-//! queue's `io_timeout`, so that decides how long a guest waits after a restart
-//! of ours.
+//! queue's `io_timeout` and about a second more (`blk_round_jiffies`), so that
+//! decides how long a guest waits after a restart of ours.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -33,9 +33,10 @@ use crate::block::{FrontendError, Geometry, numbers};
 /// than anybody can want to wait.
 const PATIENCE: u64 = 7 * 24 * 3600;
 
-/// How often the timer of a request runs, in milliseconds; the kernel rounds
-/// up to whole seconds.
-const TIMER: u32 = 500;
+/// When the timer of a request runs, in milliseconds; the kernel adds about a
+/// second. The less, the sooner requests go on after a restart of ours, but the
+/// kernel logs each request that has taken longer when the timer runs.
+const TIMER: u32 = 100;
 
 /// The stack of a thread that writes two files, in bytes: it is locked memory.
 const STACK: usize = 128 << 10;
@@ -222,6 +223,8 @@ pub(super) fn connect(
 /// Sets up the queue of a device that is being served, in a thread of its own:
 /// it may wait for requests in flight (`blk_mq_freeze_queue` in Linux since
 /// 6.11), and those wait for the server. udev's first reads are such requests.
+/// After a predecessor there is nothing to do: new requests would have to wait
+/// until the timers of those that were in flight have run out.
 ///
 /// The device must not be used for long requests before what is returned is
 /// true. It never is if the kernel refuses.
@@ -229,14 +232,19 @@ pub(super) fn connect(
 /// # Errors
 /// That there can be no thread.
 pub(super) fn set_up(number: u32, longest: u32) -> Result<Arc<AtomicBool>, FrontendError> {
-    let done = Arc::new(AtomicBool::new(false));
+    let settings = [("max_sectors_kb", longest >> 10), ("io_timeout", TIMER)];
+    let queue = PathBuf::from(format!("{BLOCK}/nbd{number}/queue"));
+    let is_set = |&(name, value): &(&str, u32)| has(&queue.join(name), value);
+    let done = Arc::new(AtomicBool::new(settings.iter().all(is_set)));
+    if done.load(Ordering::Relaxed) {
+        return Ok(done);
+    }
     let told = Arc::clone(&done);
     thread::Builder::new()
         .stack_size(STACK)
         .spawn(move || {
-            let set = set_queue(number, "max_sectors_kb", longest >> 10)
-                .and_then(|()| set_queue(number, "io_timeout", TIMER));
-            match set {
+            let set = |(name, value)| set_queue(&queue.join(name), value);
+            match settings.into_iter().try_for_each(set) {
                 Ok(()) => told.store(true, Ordering::Release),
                 Err(reason) => error!("/dev/nbd{number} can't be used: {reason}"),
             }
@@ -302,15 +310,23 @@ pub(super) fn taken(number: u32) -> FrontendError {
     ))
 }
 
-fn set_queue(number: u32, name: &str, value: u32) -> Result<(), FrontendError> {
-    let path = format!("/sys/block/nbd{number}/queue/{name}");
-    match std::fs::write(&path, value.to_string()) {
+/// Whether a file of sysfs has this value.
+fn has(path: &Path, value: u32) -> bool {
+    std::fs::read_to_string(path).is_ok_and(|text| text.trim_end().parse() == Ok(value))
+}
+
+fn set_queue(path: &Path, value: u32) -> Result<(), FrontendError> {
+    if has(path, value) {
+        return Ok(());
+    }
+    let shown = path.display();
+    match std::fs::write(path, value.to_string()) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            warn!("{path} is missing: the device works, but waits longer after a restart");
+            warn!("{shown} is missing: the device works, but waits longer after a restart");
             Ok(())
         }
-        Err(error) => Err(FrontendError::kernel(format!("cannot set {path}"), error)),
+        Err(error) => Err(FrontendError::kernel(format!("cannot set {shown}"), error)),
     }
 }
 
@@ -329,6 +345,25 @@ mod tests {
             }
         }
         block
+    }
+
+    #[test]
+    fn what_is_set_is_left_alone() {
+        let block = sysfs(&[(
+            "queue",
+            &[("io_timeout", "100\n"), ("max_sectors_kb", "1280\n")],
+        )]);
+        let file = |name| block.path().join("queue").join(name);
+        let read = |name| std::fs::read_to_string(file(name)).unwrap();
+        assert!(has(&file("io_timeout"), 100));
+        assert!(!has(&file("max_sectors_kb"), 1024));
+        for (name, value) in [("io_timeout", 100), ("max_sectors_kb", 1024)] {
+            set_queue(&file(name), value).unwrap();
+        }
+        // A write would have replaced the line.
+        assert_eq!(read("io_timeout"), "100\n");
+        assert_eq!(read("max_sectors_kb"), "1024");
+        set_queue(&file("no_such_setting"), 1).unwrap();
     }
 
     #[test]
