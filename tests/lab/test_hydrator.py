@@ -82,6 +82,11 @@ class HydratorTestCase(testtools.TestCase):
     # The helper
 
     def start(self, *arguments):
+        """Start a helper, and wait for its device."""
+        self.begin(*arguments)
+        return self.wait(lambda status: status['device'])['device']
+
+    def begin(self, *arguments):
         """Start a helper; it lives on when the command has ended."""
         self.starts += 1
         command = [HYDRATOR, 'run', '--runtime', RUNTIME,
@@ -94,10 +99,15 @@ class HydratorTestCase(testtools.TestCase):
                    ' < /dev/null & echo $! > /tmp/hydrator.pid')
         if self.starts == 1:
             self.addCleanup(self.end)
-        return self.wait(lambda status: status['device'])['device']
 
     def kill(self):
         self.shell('kill -9 $(cat /tmp/hydrator.pid)')
+
+    def devices(self):
+        """The files of sysfs that stand for a device each."""
+        return self.shell('ls -d /sys/class/ublk-char/ublkc*'
+                          ' /sys/block/nbd*/pid 2> /dev/null',
+                          check=False).stdout.split()
 
     def end(self):
         self.ask('abort', check=False)
@@ -231,6 +241,45 @@ class _Moves:
         size = self.shell(f'blockdev --getsize64 {device}', check=False)
         self.assertIn(size.stdout.strip(), ('', '0'))
         self.assertNotEqual(0, self.ask('status', check=False).returncode)
+
+    def test_the_kernel_kills_others_when_memory_is_short(self):
+        self.start()
+
+        score = self.shell('cat /proc/$(cat /tmp/hydrator.pid)/oom_score_adj')
+
+        self.assertEqual('-1000', score.stdout.strip())
+
+    def test_kills_at_any_moment_of_the_start_leak_no_device(self):
+        for delay in range(0, 400, 20):
+            self.begin()
+            time.sleep(delay / 1000)
+            self.kill()
+
+        self.start()
+
+        self.assertEqual(1, len(self.devices()), self.devices())
+        self.ask('abort')
+        self.assertEqual([], self.devices())
+
+    def test_a_device_that_nobody_has_recorded_is_taken_over(self):
+        device = self.start()
+        self.begin_load(device)
+        self.kill()
+        # As if it had been killed before it showed its device.
+        self.node.run(['rm', f'{RUNTIME}/device'])
+
+        self.assertEqual(device, self.start())
+
+        self.assertEqual(0, self.load_result()['error'])
+
+    def test_an_abort_without_a_helper_removes_a_device_without_a_record(self):
+        self.start()
+        self.kill()
+        self.node.run(['rm', f'{RUNTIME}/device'])
+
+        self.ask('abort')
+
+        self.assertEqual([], self.devices())
 
     def test_a_move_is_not_finished_before_it_is_complete(self):
         self.start()

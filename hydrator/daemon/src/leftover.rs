@@ -8,13 +8,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use localstor_hydrator_frontends::{nbd, ublk};
 
-use crate::arguments::FrontendKind;
-use crate::client;
 use crate::protocol::Request;
 use crate::runtime::Runtime;
-use crate::serve;
+use crate::{client, devices};
 
 /// How long a supervisor may take to bring its hydrator back.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -47,15 +44,9 @@ fn remove(directory: &Path) -> anyhow::Result<()> {
     let Some(runtime) = Runtime::find(directory) else {
         bail!("there is no hydrator in {}", directory.display());
     };
-    if let (Some((kind, number)), Some(move_id)) = (runtime.predecessor(), runtime.move_id()) {
-        if let Some(device) = runtime.device() {
-            if let Some(holder) = serve::holder(&device) {
-                bail!("{} is in use by {holder}", device.display());
-            }
-        }
-        match kind {
-            FrontendKind::Ublk => ublk::remove(number, serve::ublk_identity(move_id))?,
-            _ => nbd::remove(number, &serve::nbd_identity(move_id))?,
+    if let Some(move_id) = runtime.move_id() {
+        for device in devices::of(move_id)? {
+            devices::remove(device, move_id)?;
         }
     }
     runtime.remove()

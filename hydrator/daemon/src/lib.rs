@@ -10,6 +10,7 @@
 pub mod arguments;
 pub mod client;
 mod control;
+mod devices;
 mod engine;
 pub mod exit;
 pub mod launcher;

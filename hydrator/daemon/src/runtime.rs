@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The runtime directory: how others find a hydrator, and how it finds the
-//! device of its predecessor.
+//! The runtime directory: how others find a hydrator, and whose devices are to
+//! be removed when there is none.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -14,7 +14,7 @@ use rustix::process::umask;
 use tracing::warn;
 
 use crate::ERROR_PREFIX;
-use crate::arguments::{FrontendKind, MoveId, move_id};
+use crate::arguments::{MoveId, move_id};
 
 /// The control socket's name.
 pub(crate) const CONTROL: &str = "control";
@@ -164,21 +164,6 @@ impl Runtime {
         self.directory.join(VHOST)
     }
 
-    /// The device of a predecessor: its kind and number.
-    pub(crate) fn predecessor(&self) -> Option<(FrontendKind, u32)> {
-        let device = self.device()?;
-        let target = device.to_str()?;
-        for (prefix, kind) in [
-            ("/dev/ublkb", FrontendKind::Ublk),
-            ("/dev/nbd", FrontendKind::Nbd),
-        ] {
-            if let Some(number) = target.strip_prefix(prefix) {
-                return Some((kind, number.parse().ok()?));
-            }
-        }
-        None
-    }
-
     /// The directory of a hydrator that was there, None if it is gone.
     pub(crate) fn find(directory: &Path) -> Option<Runtime> {
         directory.is_dir().then(|| Runtime {
@@ -186,33 +171,47 @@ impl Runtime {
         })
     }
 
-    /// The device that is shown.
-    pub(crate) fn device(&self) -> Option<PathBuf> {
-        std::fs::read_link(self.directory.join(DEVICE)).ok()
-    }
-
-    /// The move whose device is shown.
+    /// The move that is served here, or was.
     pub(crate) fn move_id(&self) -> Option<MoveId> {
         let text = std::fs::read_to_string(self.directory.join(MOVE)).ok()?;
         move_id(text.trim()).ok()
     }
 
-    /// Shows the device to others, and to a successor.
-    pub(crate) fn show(&self, device: &Path, move_id: MoveId) -> anyhow::Result<()> {
-        let path = self.directory.join(MOVE);
-        std::fs::write(&path, format!("{move_id}\n"))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        let draft = self.directory.join(format!("{DEVICE}.new"));
-        let shown = self.directory.join(DEVICE);
+    /// Records the move, before it has a device: by this an abort finds what
+    /// is left in the kernel.
+    pub(crate) fn record(&self, move_id: MoveId) -> anyhow::Result<()> {
+        self.replace(MOVE, |draft| std::fs::write(draft, format!("{move_id}\n")))
+    }
+
+    /// Shows the device to others.
+    pub(crate) fn show(&self, device: &Path) -> anyhow::Result<()> {
+        self.replace(DEVICE, |draft| std::os::unix::fs::symlink(device, draft))
+    }
+
+    /// Makes a file that is there as a whole, or not at all.
+    fn replace(
+        &self,
+        name: &str,
+        make: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> anyhow::Result<()> {
+        let draft = self.draft(name);
+        let path = self.directory.join(name);
         remove(&draft)?;
-        std::os::unix::fs::symlink(device, &draft)
-            .and_then(|()| std::fs::rename(&draft, &shown))
-            .with_context(|| format!("cannot make {}", shown.display()))
+        make(&draft)
+            .and_then(|()| std::fs::rename(&draft, &path))
+            .with_context(|| format!("cannot make {}", path.display()))
+    }
+
+    fn draft(&self, name: &str) -> PathBuf {
+        self.directory.join(format!("{name}.new"))
     }
 
     /// Removes what is in it, and the directory if nothing else is. The control
     /// socket goes last: nobody begins anew here before the rest is gone.
     pub(crate) fn remove(&self) -> anyhow::Result<()> {
+        for name in [DEVICE, MOVE] {
+            remove(&self.draft(name))?;
+        }
         for name in [DEVICE, MOVE, SOCKET, VHOST, LOG, OLD_LOG, LOCK, CONTROL] {
             remove(&self.directory.join(name))?;
         }
@@ -245,19 +244,20 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_finds_the_device() {
+    fn an_abort_knows_the_move_whether_there_is_a_device_or_not() {
         const ID: MoveId = MoveId([7; 16]);
         let folder = tempfile::tempdir().unwrap();
-        let runtime = Runtime::open(&folder.path().join("volume")).unwrap();
-        assert_eq!(runtime.predecessor(), None);
-        runtime.show(Path::new("/dev/ublkb7"), ID).unwrap();
-        assert_eq!(runtime.predecessor(), Some((FrontendKind::Ublk, 7)));
-        assert_eq!(runtime.move_id(), Some(ID));
-        runtime.show(Path::new("/dev/nbd12"), ID).unwrap();
-        assert_eq!(runtime.predecessor(), Some((FrontendKind::Nbd, 12)));
-        runtime.show(Path::new("/run/x/nbd"), ID).unwrap();
-        assert_eq!(runtime.predecessor(), None);
+        let directory = folder.path().join("volume");
+        let runtime = Runtime::open(&directory).unwrap();
+        assert_eq!(runtime.move_id(), None);
+        runtime.record(ID).unwrap();
+        assert_eq!(Runtime::find(&directory).unwrap().move_id(), Some(ID));
+        for device in ["/dev/ublkb7", "/dev/nbd12"] {
+            runtime.show(Path::new(device)).unwrap();
+            let shown = std::fs::read_link(directory.join("device")).unwrap();
+            assert_eq!(shown, Path::new(device));
+        }
         runtime.remove().unwrap();
-        assert!(!folder.path().join("volume").exists());
+        assert!(!directory.exists());
     }
 }

@@ -22,8 +22,9 @@ use localstor_hydrator_frontends::vhost::VhostUserBlk;
 use localstor_hydrator_frontends::{Arrival, Frontend, Geometry, Outcome, Stage};
 use tracing::{error, info, warn};
 
-use crate::arguments::{FrontendKind, MoveId, Settings};
+use crate::arguments::{FrontendKind, Settings};
 use crate::control::{Client, Control};
+use crate::devices;
 use crate::engine::{self, Disks, Engine};
 use crate::marks::Marks;
 use crate::protocol::{Answer, Request, State, Status};
@@ -42,6 +43,14 @@ const SUPERBLOCKS: usize = 8192;
 
 /// How long to sleep at most, so that signals and time are noticed.
 const TICK: Duration = Duration::from_millis(500);
+
+/// Where the kernel is told whom to kill when memory is short, and that it is
+/// never this process (`OOM_SCORE_ADJ_MIN` of linux/oom.h). To kill it would gain
+/// nothing: its memory does not grow, its successor needs as much at once, and
+/// what others have in memory may get to a disk through it only. With vhost-user
+/// the kernel would even prefer it, because it counts the guest's memory twice.
+const OOM_SCORE: &str = "/proc/self/oom_score_adj";
+const NEVER: &str = "-1000";
 
 /// linux/prctl.h: others wait for this process when memory is short.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
@@ -311,27 +320,34 @@ impl Server {
 
     /// Makes the device, or takes over a predecessor's.
     fn make_device(&mut self) -> anyhow::Result<()> {
-        let predecessor = self.runtime.predecessor();
-        let made = self.make_frontend(predecessor);
-        if made.is_err() && predecessor.is_none() {
+        let move_id = self.settings.move_id;
+        let left = devices::of(move_id)?;
+        if let Some(other) = self.runtime.move_id().filter(|other| *other != move_id) {
+            if !devices::of(other)?.is_empty() {
+                bail!(
+                    "{} has the device of the move {other}: abort that one, or use another \
+                     runtime directory",
+                    self.settings.runtime.display()
+                );
+            }
+        }
+        // An abort must find the device, whatever happens from here on.
+        self.runtime.record(move_id)?;
+        let made = self.make_frontend(&left);
+        if made.is_err() && devices::of(move_id)?.is_empty() {
             self.marks.keep_only(None).context("cannot remove marks")?;
         }
         let frontend = made?;
         self.marks
             .keep_only(Some(frontend.device()))
             .context("cannot remove marks")?;
-        // A successor must find it, whatever happens from here on.
-        self.runtime
-            .show(frontend.device(), self.settings.move_id)?;
+        self.runtime.show(frontend.device())?;
         self.frontend = Some(frontend);
         Ok(())
     }
 
-    fn make_frontend(
-        &mut self,
-        predecessor: Option<(FrontendKind, u32)>,
-    ) -> anyhow::Result<Box<dyn Frontend>> {
-        let (kind, number) = choose(self.settings.frontend, predecessor);
+    fn make_frontend(&mut self, left: &[devices::Device]) -> anyhow::Result<Box<dyn Frontend>> {
+        let (kind, number) = choose(self.settings.frontend, left, ublk::is_there());
         let frontend: Box<dyn Frontend> = match kind {
             FrontendKind::Ublk => Box::new(Ublk::start(
                 &ublk_settings(&self.settings, number, self.geometry),
@@ -341,7 +357,7 @@ impl Server {
             )?),
             FrontendKind::Nbd => Box::new(Nbd::kernel(
                 number,
-                &nbd_identity(self.settings.move_id),
+                &devices::nbd_identity(self.settings.move_id),
                 self.geometry,
                 &mut self.ring,
                 &mut self.memory,
@@ -452,7 +468,7 @@ impl Server {
 
     fn begin_removal(&mut self, client: Client) -> anyhow::Result<Option<Answer>> {
         if let Some(frontend) = &mut self.frontend {
-            if let Some(holder) = holder(frontend.device()) {
+            if let Some(holder) = devices::holder(frontend.device()) {
                 return Ok(Some(Answer::error(format!(
                     "{} is in use by {holder}",
                     frontend.device().display()
@@ -635,50 +651,35 @@ fn open_volume(
 fn ublk_settings(settings: &Settings, number: Option<u32>, geometry: Geometry) -> ublk::Settings {
     ublk::Settings {
         number,
-        identity: ublk_identity(settings.move_id),
+        identity: devices::ublk_identity(settings.move_id),
         geometry,
         depth: UBLK_DEPTH,
         longest: UBLK_LONGEST,
     }
 }
 
-/// What tells a move's device from others, as ublk keeps it.
-pub(crate) fn ublk_identity(move_id: MoveId) -> u64 {
-    let mut identity = [0; 8];
-    identity.copy_from_slice(&move_id.0[..8]);
-    u64::from_le_bytes(identity)
-}
-
-/// The same, as the kernel's NBD client keeps it.
-pub(crate) fn nbd_identity(move_id: MoveId) -> String {
-    format!("localstor-{move_id}")
-}
-
-/// What kind of device to show, and which number it has already.
+/// What kind of device to show, and which number it has already if predecessors
+/// have left one.
 fn choose(
     wanted: FrontendKind,
-    predecessor: Option<(FrontendKind, u32)>,
+    left: &[devices::Device],
+    has_ublk: bool,
 ) -> (FrontendKind, Option<u32>) {
-    match (wanted, predecessor) {
-        (FrontendKind::Auto, Some((kind, number))) => (kind, Some(number)),
-        (FrontendKind::Auto, None) if ublk::is_there() => (FrontendKind::Ublk, None),
-        (FrontendKind::Auto, None) => (FrontendKind::Nbd, None),
-        (kind, Some((before, number))) if kind == before => (kind, Some(number)),
-        (kind, _) => (kind, None),
+    let found = |(kind, _): &&devices::Device| wanted == FrontendKind::Auto || wanted == *kind;
+    match (left.iter().find(found), wanted) {
+        (Some((kind, number)), _) => (*kind, Some(*number)),
+        (None, FrontendKind::Auto) if has_ublk => (FrontendKind::Ublk, None),
+        (None, FrontendKind::Auto) => (FrontendKind::Nbd, None),
+        (None, kind) => (kind, None),
     }
 }
 
-/// What else holds a block device: a device-mapper node, usually.
-pub(crate) fn holder(device: &std::path::Path) -> Option<String> {
-    let name = device.file_name()?.to_str()?;
-    let holders = std::fs::read_dir(format!("/sys/class/block/{name}/holders")).ok()?;
-    let holder = holders.filter_map(Result::ok).next()?;
-    Some(holder.file_name().to_string_lossy().into_owned())
-}
-
 /// A process that serves a disk must not need memory to be written to disk
-/// before it can go on.
+/// before it can go on, nor die for the lack of it.
 pub(crate) fn stay_in_memory() {
+    if let Err(error) = std::fs::write(OOM_SCORE, NEVER) {
+        warn!("the kernel may kill this process when memory is short: {error}");
+    }
     // SAFETY: takes no pointers.
     if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) } != 0 {
         warn!(
@@ -704,5 +705,26 @@ fn lock_on_touch() {
             "the guest's memory may be locked: {}",
             std::io::Error::last_os_error()
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_left_is_taken_up_and_none_is_made_beside_it() {
+        const UBLK: devices::Device = (FrontendKind::Ublk, 3);
+        const NBD: devices::Device = (FrontendKind::Nbd, 5);
+        let auto = FrontendKind::Auto;
+        assert_eq!(choose(auto, &[], true), (FrontendKind::Ublk, None));
+        assert_eq!(choose(auto, &[], false), (FrontendKind::Nbd, None));
+        assert_eq!(choose(auto, &[NBD], true), (FrontendKind::Nbd, Some(5)));
+        assert_eq!(choose(auto, &[UBLK], true), (FrontendKind::Ublk, Some(3)));
+        let nbd = FrontendKind::Nbd;
+        assert_eq!(choose(nbd, &[UBLK, NBD], true), (nbd, Some(5)));
+        assert_eq!(choose(nbd, &[UBLK], true), (nbd, None));
+        let socket = FrontendKind::Socket;
+        assert_eq!(choose(socket, &[UBLK], true), (socket, None));
     }
 }

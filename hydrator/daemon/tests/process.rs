@@ -584,6 +584,26 @@ fn a_killed_process_has_a_successor_by_itself() {
 }
 
 #[test]
+fn the_kernel_kills_others_when_memory_is_short() {
+    const SYS_RESOURCE: u32 = 24;
+    let mine = std::fs::read_to_string("/proc/self/status").unwrap();
+    let capabilities = mine.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let capabilities = u64::from_str_radix(capabilities.unwrap().trim(), 16).unwrap();
+    let mut volume = Move::new("detached-memory");
+    let child = volume.served();
+    for pid in [child, volume.supervisor()] {
+        let score = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+        if capabilities >> SYS_RESOURCE & 1 == 1 {
+            assert_eq!(score.trim_end(), "-1000");
+        } else {
+            let log = std::fs::read_to_string(volume.path("runtime/log")).unwrap();
+            assert!(log.contains("may kill this process"), "{log}");
+        }
+    }
+    volume.must(&["abort"]);
+}
+
+#[test]
 fn a_process_without_its_supervisor_is_taken_for_running() {
     let mut volume = Move::new("detached-orphan");
     let pid = volume.served();

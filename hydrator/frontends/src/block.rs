@@ -87,6 +87,20 @@ impl FrontendError {
     }
 }
 
+/// The numbers N of the devices `prefix`N that a directory of sysfs shows, in
+/// ascending order.
+pub(crate) fn numbers(directory: &Path, prefix: &str) -> Vec<u32> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut numbers: Vec<u32> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            name.to_str()?.strip_prefix(prefix)?.parse().ok()
+        })
+        .collect();
+    numbers.sort_unstable();
+    numbers
+}
+
 /// Takes memory for buffers of several classes: how many, and of what size, in
 /// bytes. None if there is too little.
 pub(crate) fn buffers<const CLASSES: usize>(

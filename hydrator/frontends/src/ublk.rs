@@ -29,10 +29,13 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use tracing::{debug, info, warn};
 
-use crate::block::{Arrival, Frontend, FrontendError, Geometry, Outcome, Stage};
+use crate::block::{Arrival, Frontend, FrontendError, Geometry, Outcome, Stage, numbers};
 use localstor_hydrator_core::{Failure, Operation, Request, Tag};
 
 const CONTROL: &str = "/dev/ublk-control";
+
+/// Where the kernel shows the devices that there are, started or not.
+const DEVICES: &str = "/sys/class/ublk-char";
 
 /// How long to wait for the kernel to notice that a predecessor has died.
 const TAKE_OVER: Duration = Duration::from_secs(30);
@@ -642,7 +645,7 @@ impl Frontend for Ublk {
 }
 
 /// Where the kernel puts the block device when it is started.
-fn path(number: u32) -> PathBuf {
+pub fn path(number: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkb{number}"))
 }
 
@@ -657,6 +660,35 @@ fn refusal(failure: Failure) -> Errno {
     }
 }
 
+/// The numbers N of the devices /dev/ublkbN of this volume, whoever serves them.
+///
+/// # Errors
+/// That the kernel does not say.
+pub fn of(identity: u64) -> Result<Vec<u32>, FrontendError> {
+    if !is_there() {
+        return Ok(Vec::new());
+    }
+    let mut control = Control::open()?;
+    belonging(numbers(Path::new(DEVICES), "ublkc"), identity, |number| {
+        information(&mut control, number)
+    })
+}
+
+/// Those of `numbers` that carry this identity.
+fn belonging(
+    numbers: Vec<u32>,
+    identity: u64,
+    mut information: impl FnMut(u32) -> Result<Option<abi::DeviceInfo>, FrontendError>,
+) -> Result<Vec<u32>, FrontendError> {
+    let mut found = Vec::new();
+    for number in numbers {
+        if information(number)?.is_some_and(|info| info.ublksrv_flags == identity) {
+            found.push(number);
+        }
+    }
+    Ok(found)
+}
+
 /// Removes a device whose server died for good; one that is gone is removed.
 ///
 /// # Errors
@@ -669,21 +701,31 @@ pub fn remove(number: u32, identity: u64) -> Result<(), FrontendError> {
     }
 }
 
+/// What the kernel knows of a device; None if there is no such device.
+fn information(
+    control: &mut Control,
+    number: u32,
+) -> Result<Option<abi::DeviceInfo>, FrontendError> {
+    let mut info = abi::DeviceInfo::default();
+    match control.call(abi::GET_DEV_INFO, number, &mut info, 0) {
+        Ok(()) => Ok(Some(info)),
+        Err(Errno::NODEV | Errno::INVAL | Errno::NOENT) => Ok(None),
+        Err(error) => {
+            let what = format!("cannot ask for ublk device {number}");
+            Err(FrontendError::kernel(what, error))
+        }
+    }
+}
+
 /// A predecessor's device, if there is one.
 fn find(
     control: &mut Control,
     number: u32,
     identity: u64,
 ) -> Result<Option<abi::DeviceInfo>, FrontendError> {
-    let mut info = abi::DeviceInfo::default();
-    match control.call(abi::GET_DEV_INFO, number, &mut info, 0) {
-        Ok(()) => {}
-        Err(Errno::NODEV | Errno::INVAL | Errno::NOENT) => return Ok(None),
-        Err(error) => {
-            let what = format!("cannot ask for ublk device {number}");
-            return Err(FrontendError::kernel(what, error));
-        }
-    }
+    let Some(info) = information(control, number)? else {
+        return Ok(None);
+    };
     if info.ublksrv_flags != identity {
         return Err(FrontendError::Foreign(format!(
             "/dev/ublkb{number} belongs to something else; choose another number, \
@@ -798,6 +840,29 @@ mod tests {
         assert_eq!(std::mem::offset_of!(abi::Parameters, discard_alignment), 40);
         assert_eq!(abi::FETCH_REQ, 0xc010_7520);
         assert_eq!(abi::GET_DEV_INFO, 0x8020_7502);
+    }
+
+    #[test]
+    fn a_device_is_found_by_the_identity_that_the_kernel_keeps() {
+        let devices = tempfile::tempdir().unwrap();
+        for name in ["ublkc0", "ublkc1", "ublkc12", "ublkc3", "other"] {
+            std::fs::create_dir(devices.path().join(name)).unwrap();
+        }
+        let identities = [(0, 7), (3, 8), (12, 7)];
+        let found = |identity| {
+            belonging(numbers(devices.path(), "ublkc"), identity, |number| {
+                // Number 1 goes while we look.
+                let known = identities.iter().find(|(known, _)| *known == number);
+                Ok(known.map(|(_, identity)| abi::DeviceInfo {
+                    ublksrv_flags: *identity,
+                    ..Default::default()
+                }))
+            })
+            .unwrap()
+        };
+        assert_eq!(found(7), [0, 12]);
+        assert_eq!(found(8), [3]);
+        assert!(found(9).is_empty());
     }
 
     #[test]

@@ -6,12 +6,12 @@
 //! its timer runs out and there is a new connection. With `NBD_ATTR_TIMEOUT` 0
 //! the timer does nothing else: a request that is merely slow, because it waits
 //! for the source, breaks no connection. How often the timer runs is the
-//! queue's `io_timeout`, so that decides how long a guest waits after a restart
-//! of ours.
+//! queue's `io_timeout` and about a second more (`blk_round_jiffies`), so that
+//! decides how long a guest waits after a restart of ours.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -27,18 +27,22 @@ use neli::utils::Groups;
 use tracing::{debug, error, warn};
 
 use super::protocol::EXPORT_FLAGS;
-use crate::block::{FrontendError, Geometry};
+use crate::block::{FrontendError, Geometry, numbers};
 
 /// How long requests wait for a successor after our death, in seconds: longer
 /// than anybody can want to wait.
 const PATIENCE: u64 = 7 * 24 * 3600;
 
-/// How often the timer of a request runs, in milliseconds; the kernel rounds
-/// up to whole seconds.
-const TIMER: u32 = 500;
+/// When the timer of a request runs, in milliseconds; the kernel adds about a
+/// second. The less, the sooner requests go on after a restart of ours, but the
+/// kernel logs each request that has taken longer when the timer runs.
+const TIMER: u32 = 100;
 
 /// The stack of a thread that writes two files, in bytes: it is locked memory.
 const STACK: usize = 128 << 10;
+
+/// Where the kernel shows block devices.
+pub(super) const BLOCK: &str = "/sys/block";
 
 /// Commands of linux/nbd-netlink.h.
 #[neli_enum(serialized_type = "u8")]
@@ -157,28 +161,30 @@ const MORE: u32 = 64;
 /// The numbers of devices that nobody uses: those that are there, and then
 /// some that the kernel makes when they are asked for.
 pub(super) fn free() -> Vec<u32> {
-    let entries = std::fs::read_dir("/sys/block").into_iter().flatten();
-    let mut there: Vec<u32> = entries
-        .flatten()
-        .filter_map(|entry| {
-            entry
-                .file_name()
-                .to_str()?
-                .strip_prefix("nbd")?
-                .parse()
-                .ok()
-        })
-        .collect();
-    there.sort_unstable();
+    let mut there = numbers(Path::new(BLOCK), "nbd");
     let next = there.last().map_or(0, |last| last + 1);
-    there.retain(|number| !pid(*number).exists());
+    there.retain(|number| backend(Path::new(BLOCK), *number).is_none());
     there.extend(next..next + MORE);
     there
 }
 
-/// A file that is there as long as the device is in use.
-fn pid(number: u32) -> PathBuf {
-    PathBuf::from(format!("/sys/block/nbd{number}/pid"))
+/// The devices of the volume of this identity. The call that connects a device
+/// sets it, so that a process that is killed in that call has set it, too.
+pub(super) fn of(block: &Path, identity: &str) -> Vec<u32> {
+    let mut numbers = numbers(block, "nbd");
+    numbers.retain(|number| backend(block, *number).is_some_and(|found| found == identity));
+    numbers
+}
+
+/// The identity of a device that is in use, below a directory like [`BLOCK`];
+/// None if it is not in use.
+fn backend(block: &Path, number: u32) -> Option<String> {
+    let device = block.join(format!("nbd{number}"));
+    // There is this file as long as the device is in use.
+    device.join("pid").exists().then(|| {
+        let identity = std::fs::read_to_string(device.join("backend")).unwrap_or_default();
+        identity.trim_end().to_owned()
+    })
 }
 
 /// Makes a device: /dev/nbd`number`.
@@ -217,6 +223,8 @@ pub(super) fn connect(
 /// Sets up the queue of a device that is being served, in a thread of its own:
 /// it may wait for requests in flight (`blk_mq_freeze_queue` in Linux since
 /// 6.11), and those wait for the server. udev's first reads are such requests.
+/// After a predecessor there is nothing to do: new requests would have to wait
+/// until the timers of those that were in flight have run out.
 ///
 /// The device must not be used for long requests before what is returned is
 /// true. It never is if the kernel refuses.
@@ -224,14 +232,19 @@ pub(super) fn connect(
 /// # Errors
 /// That there can be no thread.
 pub(super) fn set_up(number: u32, longest: u32) -> Result<Arc<AtomicBool>, FrontendError> {
-    let done = Arc::new(AtomicBool::new(false));
+    let settings = [("max_sectors_kb", longest >> 10), ("io_timeout", TIMER)];
+    let queue = PathBuf::from(format!("{BLOCK}/nbd{number}/queue"));
+    let is_set = |&(name, value): &(&str, u32)| has(&queue.join(name), value);
+    let done = Arc::new(AtomicBool::new(settings.iter().all(is_set)));
+    if done.load(Ordering::Relaxed) {
+        return Ok(done);
+    }
     let told = Arc::clone(&done);
     thread::Builder::new()
         .stack_size(STACK)
         .spawn(move || {
-            let set = set_queue(number, "max_sectors_kb", longest >> 10)
-                .and_then(|()| set_queue(number, "io_timeout", TIMER));
-            match set {
+            let set = |(name, value)| set_queue(&queue.join(name), value);
+            match settings.into_iter().try_for_each(set) {
                 Ok(()) => told.store(true, Ordering::Release),
                 Err(reason) => error!("/dev/nbd{number} can't be used: {reason}"),
             }
@@ -283,15 +296,11 @@ pub(super) fn disconnect(number: u32) -> Result<(), FrontendError> {
 /// # Errors
 /// That it is in use for something else.
 pub(super) fn belongs_to(number: u32, identity: &str) -> Result<bool, FrontendError> {
-    let pid = pid(number);
-    if !pid.exists() {
-        return Ok(false);
+    match backend(Path::new(BLOCK), number) {
+        None => Ok(false),
+        Some(found) if found == identity => Ok(true),
+        Some(_) => Err(taken(number)),
     }
-    let found = std::fs::read_to_string(pid.with_file_name("backend")).unwrap_or_default();
-    if found.trim_end() == identity {
-        return Ok(true);
-    }
-    Err(taken(number))
 }
 
 /// That a device is in use for something else.
@@ -301,14 +310,77 @@ pub(super) fn taken(number: u32) -> FrontendError {
     ))
 }
 
-fn set_queue(number: u32, name: &str, value: u32) -> Result<(), FrontendError> {
-    let path = format!("/sys/block/nbd{number}/queue/{name}");
-    match std::fs::write(&path, value.to_string()) {
+/// Whether a file of sysfs has this value.
+fn has(path: &Path, value: u32) -> bool {
+    std::fs::read_to_string(path).is_ok_and(|text| text.trim_end().parse() == Ok(value))
+}
+
+fn set_queue(path: &Path, value: u32) -> Result<(), FrontendError> {
+    if has(path, value) {
+        return Ok(());
+    }
+    let shown = path.display();
+    match std::fs::write(path, value.to_string()) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            warn!("{path} is missing: the device works, but waits longer after a restart");
+            warn!("{shown} is missing: the device works, but waits longer after a restart");
             Ok(())
         }
-        Err(error) => Err(FrontendError::kernel(format!("cannot set {path}"), error)),
+        Err(error) => Err(FrontendError::kernel(format!("cannot set {shown}"), error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory of block devices, with the files of each.
+    fn sysfs(devices: &[(&str, &[(&str, &str)])]) -> tempfile::TempDir {
+        let block = tempfile::tempdir().unwrap();
+        for (device, files) in devices {
+            let directory = block.path().join(device);
+            std::fs::create_dir(&directory).unwrap();
+            for (name, content) in *files {
+                std::fs::write(directory.join(name), content).unwrap();
+            }
+        }
+        block
+    }
+
+    #[test]
+    fn what_is_set_is_left_alone() {
+        let block = sysfs(&[(
+            "queue",
+            &[("io_timeout", "100\n"), ("max_sectors_kb", "1280\n")],
+        )]);
+        let file = |name| block.path().join("queue").join(name);
+        let read = |name| std::fs::read_to_string(file(name)).unwrap();
+        assert!(has(&file("io_timeout"), 100));
+        assert!(!has(&file("max_sectors_kb"), 1024));
+        for (name, value) in [("io_timeout", 100), ("max_sectors_kb", 1024)] {
+            set_queue(&file(name), value).unwrap();
+        }
+        // A write would have replaced the line.
+        assert_eq!(read("io_timeout"), "100\n");
+        assert_eq!(read("max_sectors_kb"), "1024");
+        set_queue(&file("no_such_setting"), 1).unwrap();
+    }
+
+    #[test]
+    fn a_device_is_found_by_the_identity_that_the_kernel_keeps() {
+        let block = sysfs(&[
+            ("sda", &[]),
+            ("nbd0", &[]),
+            ("nbd1", &[("pid", "7\n"), ("backend", "localstor-b\n")]),
+            ("nbd10", &[("pid", "7\n"), ("backend", "localstor-a\n")]),
+            ("nbd2", &[("pid", "7\n"), ("backend", "localstor-a\n")]),
+            // By another program, and by one that has let go of it.
+            ("nbd3", &[("pid", "7\n")]),
+            ("nbd4", &[("backend", "localstor-a\n")]),
+        ]);
+        assert_eq!(of(block.path(), "localstor-a"), [2, 10]);
+        assert_eq!(of(block.path(), "localstor-b"), [1]);
+        assert!(of(block.path(), "localstor-c").is_empty());
+        assert!(of(Path::new("/nowhere"), "localstor-a").is_empty());
     }
 }

@@ -161,6 +161,11 @@ pub struct Nbd {
     is_set_up: Arc<AtomicBool>,
 }
 
+/// The numbers N of the devices /dev/nbdN of this volume, whoever serves them.
+pub fn of(identity: &str) -> Vec<u32> {
+    kernel::of(Path::new(kernel::BLOCK), identity)
+}
+
 /// Removes a device of the kernel's client whose server died for good; one that
 /// is gone is removed.
 ///
@@ -232,7 +237,7 @@ impl Nbd {
             number,
             identity: identity.to_owned(),
         };
-        let mut nbd = Nbd::new(door, device(number), geometry, memory)?;
+        let mut nbd = Nbd::new(door, path(number), geometry, memory)?;
         nbd.connection = Some(Connection::transmitting(ours, nbd.input));
         nbd.stage = Stage::Ready;
         nbd.is_set_up = kernel::set_up(number, LONGEST)?;
@@ -362,7 +367,7 @@ fn claimed(
     claim: &mut impl FnMut(&Path) -> io::Result<bool>,
     number: u32,
 ) -> Result<bool, FrontendError> {
-    claim(&device(number))
+    claim(&path(number))
         .map_err(|error| FrontendError::kernel(format!("cannot claim /dev/nbd{number}"), error))
 }
 
@@ -390,7 +395,7 @@ fn connect_any(
 }
 
 /// Where the kernel's client shows what it has connected to.
-fn device(number: u32) -> PathBuf {
+pub fn path(number: u32) -> PathBuf {
     PathBuf::from(format!("/dev/nbd{number}"))
 }
 
