@@ -744,7 +744,7 @@ impl Volume {
                 entry.content = true;
                 entry.owed_after = owed_after;
                 self.map.set_local(block);
-                self.hydration.written(block);
+                self.hydration.written(block, block + 1);
             } else if !entry.content {
                 self.unsettled.remove(&block);
                 self.map.entry_removed(block);
@@ -857,14 +857,8 @@ impl Volume {
         self.ranges.retain(|(_, _, owner)| *owner != index);
         if slow.phase == Phase::Recording && slow.failure.is_none() {
             let (first, end) = slow.blocks();
-            let mut block = first;
-            while block < end {
-                block = self.map.run_end(block, end, true);
-                if block < end {
-                    self.map.set_local(block);
-                    self.hydration.written(block);
-                }
-            }
+            self.map.set_all_local(first, end);
+            self.hydration.written(first, end);
         }
     }
 }
