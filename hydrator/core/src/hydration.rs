@@ -267,10 +267,10 @@ impl Hydration {
             .any(|extent| extent.recording && extent.first < end && first < extent.first + 256)
     }
 
-    /// The guest has written to a block.
-    pub(crate) fn written(&mut self, block: u64) {
+    /// The guest has written to these blocks.
+    pub(crate) fn written(&mut self, first: u64, end: u64) {
         if !self.bad.is_empty() {
-            self.bad.remove(&block);
+            self.bad.retain(|block| !(first..end).contains(block));
         }
     }
 

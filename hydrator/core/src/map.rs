@@ -116,6 +116,22 @@ impl Map {
         self.set_dirty(block / BLOCKS_PER_BITMAP_BLOCK);
     }
 
+    pub(crate) fn set_all_local(&mut self, first: u64, end: u64) {
+        let mut block = first;
+        while block < end {
+            let stop = (block / 64 * 64 + 64).min(end);
+            let bits = u64::MAX >> (64 - (stop - block)) << (block % 64);
+            let word = &mut self.local[(block / 64) as usize];
+            let new = bits & !*word;
+            if new != 0 {
+                *word |= new;
+                self.remote -= u64::from(new.count_ones());
+                self.set_dirty(block / BLOCKS_PER_BITMAP_BLOCK);
+            }
+            block = stop;
+        }
+    }
+
     pub(crate) fn set_remote(&mut self, block: u64) {
         let word = &mut self.local[(block / 64) as usize];
         let bit = 1 << (block % 64);
@@ -259,5 +275,35 @@ impl Map {
 
     pub(crate) const fn size(&self) -> u64 {
         self.blocks * BLOCK_SIZE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_become_local_together_as_they_do_one_by_one() {
+        const BLOCKS: u64 = 2 * BLOCKS_PER_BITMAP_BLOCK;
+        let seam = BLOCKS_PER_BITMAP_BLOCK;
+        for (first, end) in [
+            (0, 1),
+            (3, 64),
+            (63, 65),
+            (64, 128),
+            (5, 5),
+            (seam - 70, seam + 3),
+        ] {
+            let mut together = Map::new(BLOCKS, 256);
+            let mut one_by_one = Map::new(BLOCKS, 256);
+            for map in [&mut together, &mut one_by_one] {
+                map.set_local(first);
+            }
+            together.set_all_local(first, end);
+            (first..end).for_each(|block| one_by_one.set_local(block));
+            assert!(together.local == one_by_one.local, "{first} to {end}");
+            assert_eq!(together.remote(), one_by_one.remote());
+            assert_eq!(together.dirty, one_by_one.dirty);
+        }
     }
 }

@@ -93,13 +93,12 @@ impl Verification {
         }
     }
 
-    /// The guest has written to a block.
-    pub(crate) fn written(&mut self, block: u64) {
-        if !self.doubtful.is_empty() {
-            self.doubtful.remove(&block);
-        }
-        if !self.differing.is_empty() {
-            self.differing.remove(&block);
+    /// The guest has written to these blocks.
+    pub(crate) fn written(&mut self, first: u64, end: u64) {
+        for blocks in [&mut self.doubtful, &mut self.differing] {
+            if !blocks.is_empty() {
+                blocks.retain(|block| !(first..end).contains(block));
+            }
         }
     }
 

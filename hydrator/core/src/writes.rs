@@ -743,8 +743,8 @@ impl Volume {
                 entry.content = true;
                 entry.owed_after = owed_after;
                 self.map.set_local(block);
-                self.hydration.written(block);
-                self.verification.written(block);
+                self.hydration.written(block, block + 1);
+                self.verification.written(block, block + 1);
             } else if !entry.content {
                 self.unsettled.remove(&block);
                 self.map.entry_removed(block);
@@ -856,15 +856,9 @@ impl Volume {
         self.ranges.retain(|(_, _, owner)| *owner != index);
         if slow.phase == Phase::Recording && slow.failure.is_none() {
             let (first, end) = slow.blocks();
-            let mut block = first;
-            while block < end {
-                block = self.map.run_end(block, end, true);
-                if block < end {
-                    self.map.set_local(block);
-                    self.hydration.written(block);
-                    self.verification.written(block);
-                }
-            }
+            self.map.set_all_local(first, end);
+            self.hydration.written(first, end);
+            self.verification.written(first, end);
         }
     }
 }

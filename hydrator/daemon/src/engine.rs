@@ -4,9 +4,9 @@
 use localstor_hydrator_core::{
     Action, Buffer, Config, Device, Failure, Io, Memory as CoreMemory, Notice, Tag, Time, Volume,
 };
-use localstor_hydrator_disks::{Disk, Event, Memory, MemoryError, Owner, Ring, Span, Token};
+use localstor_hydrator_disks::{Cover, Disk, Event, Memory, MemoryError, Owner, Ring, Span, Token};
 use localstor_hydrator_frontends::{Arrival, Outcome};
-use tracing::warn;
+use tracing::{info, warn};
 
 /// Size of the zeros that are written where a disk can't make them, in bytes.
 const ZEROS: usize = 256 << 10;
@@ -19,9 +19,29 @@ pub(crate) struct Disks {
     pub(crate) data: Disk,
     pub(crate) metadata: Disk,
     pub(crate) source: Disk,
+    /// A flush of the data makes the metadata durable, too.
+    pub(crate) cover: Option<Cover>,
 }
 
 impl Disks {
+    /// Tells, and remembers, whether one flush is enough for data and metadata.
+    pub(crate) fn new(data: Disk, metadata: Disk, source: Disk) -> Disks {
+        let cover = data.cover(&metadata);
+        if cover.is_some() {
+            info!(
+                "{} lies on no disk that {} does not: one flush does for both",
+                metadata.path().display(),
+                data.path().display()
+            );
+        }
+        Disks {
+            data,
+            metadata,
+            source,
+            cover,
+        }
+    }
+
     pub(crate) fn get(&self, device: Device) -> &Disk {
         match device {
             Device::Data => &self.data,
@@ -140,6 +160,9 @@ pub(crate) struct Engine {
     operations: Vec<Option<Operation>>,
     free: Vec<u32>,
     actions: Vec<Action>,
+    flushes: Vec<(Io, Device)>,
+    // Flushes of the metadata that end with one of the data, by its index.
+    covered: Vec<(u32, Io)>,
     // Data can't give space back and promise zeros; nor can it make zeros.
     unmaps: bool,
     makes_zeros: bool,
@@ -188,6 +211,8 @@ impl Engine {
             operations: Vec::new(),
             free: Vec::new(),
             actions: Vec::new(),
+            flushes: Vec::new(),
+            covered: Vec::new(),
             unmaps: true,
             makes_zeros: true,
         })
@@ -275,12 +300,63 @@ impl Engine {
                     let step = self.zeroing(fua);
                     self.begin(ring, now, io, device, step, offset, length, None);
                 }
-                Action::Flush { io, device } => {
-                    self.begin(ring, now, io, device, Step::Flush, 0, 0, None);
-                }
+                Action::Flush { io, device } => self.flushes.push((io, device)),
             }
         }
         self.actions = actions;
+        self.begin_flushes(ring);
+    }
+
+    /// Begins the flushes of a batch, one of data and metadata as a single one
+    /// where that does for both.
+    ///
+    /// Every write to the metadata that such a flush covers has completed: the
+    /// core was told of it before it asked for the flush, and the flush of the
+    /// data goes to the kernel only now. One that is on its way already would
+    /// not do.
+    fn begin_flushes(&mut self, ring: &mut Ring) {
+        let mut flushes = std::mem::take(&mut self.flushes);
+        // Data first.
+        flushes.sort_by_key(|(_, device)| *device != Device::Data);
+        let mut data = None;
+        for (io, device) in flushes.drain(..) {
+            if let (Device::Metadata, Some(index)) = (device, data) {
+                if self.is_covered() {
+                    self.covered.push((index, io));
+                    continue;
+                }
+            }
+            let index = self.start(
+                ring,
+                Operation {
+                    io,
+                    device,
+                    step: Step::Flush,
+                    offset: 0,
+                    length: 0,
+                    span: None,
+                },
+            );
+            if device == Device::Data {
+                data = Some(index);
+            }
+        }
+        self.flushes = flushes;
+    }
+
+    /// Whether a flush of the data still does for the metadata; for good not,
+    /// once one of them has moved.
+    fn is_covered(&mut self) -> bool {
+        let moved = self
+            .disks
+            .cover
+            .as_ref()
+            .is_some_and(|cover| !cover.holds());
+        if moved {
+            info!("data or metadata have moved: each is flushed for itself");
+            self.disks.cover = None;
+        }
+        self.disks.cover.is_some()
     }
 
     fn zeroing(&self, fua: bool) -> Step {
@@ -320,11 +396,17 @@ impl Engine {
             length,
             span: span.flatten(),
         };
+        self.start(ring, operation);
+    }
+
+    /// Carries out an operation; its index.
+    fn start(&mut self, ring: &mut Ring, operation: Operation) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| {
             self.operations.push(None);
             self.operations.len() as u32 - 1
         });
         self.carry_out(ring, index, operation);
+        index
     }
 
     fn carry_out(&mut self, ring: &mut Ring, index: u32, operation: Operation) {
@@ -386,6 +468,11 @@ impl Engine {
         self.free.push(index);
         self.volume
             .completed(now, operation.io, result, &mut self.buffers);
+        let covered = |(flush, _): &(u32, Io)| *flush == index;
+        while let Some(at) = self.covered.iter().position(covered) {
+            let (_, io) = self.covered.swap_remove(at);
+            self.volume.completed(now, io, result, &mut self.buffers);
+        }
     }
 
     /// What remains to be done of an operation after the kernel's answer.
@@ -457,5 +544,198 @@ fn failure(errno: i32) -> Failure {
         | libc::ENOTCONN
         | libc::EHOSTUNREACH => Failure::Unreachable,
         _ => Failure::Io,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    use localstor_hydrator_core::{Operation, Request, metadata_size};
+    use localstor_hydrator_disks::Access;
+
+    use super::*;
+
+    const SIZE: u64 = 1 << 20;
+    const MAPPED: (u32, u32) = (252, 0);
+    const DISK: (u32, u32) = (254, 0);
+
+    /// A sysfs with a logical volume on a disk.
+    fn sysfs(folder: &Path) {
+        let volume = folder.join("devices/dm-0");
+        for directory in ["dm", "queue", "slaves"] {
+            fs::create_dir_all(volume.join(directory)).unwrap();
+        }
+        fs::create_dir_all(folder.join("devices/vda")).unwrap();
+        fs::create_dir_all(folder.join("dev/block")).unwrap();
+        fs::write(volume.join("dm/uuid"), format!("LVM-{:064}\n", 1)).unwrap();
+        fs::write(volume.join("queue/write_cache"), "write back\n").unwrap();
+        symlink("../../vda", volume.join("slaves/vda")).unwrap();
+        for (number, device) in [("252:0", "dm-0"), ("254:0", "vda")] {
+            let target = format!("../../devices/{device}");
+            symlink(target, folder.join("dev/block").join(number)).unwrap();
+        }
+    }
+
+    struct Bench {
+        folder: tempfile::TempDir,
+        ring: Ring,
+        engine: Engine,
+        buffer: Span,
+        answers: Vec<(Tag, Outcome)>,
+        notices: Vec<Notice>,
+    }
+
+    impl Bench {
+        /// An open volume over files, with its data on the logical volume of a
+        /// made-up sysfs, and its metadata on the disk below if they are shared.
+        fn new(shared: bool) -> Bench {
+            let folder = tempfile::tempdir().unwrap();
+            sysfs(folder.path());
+            let mut ring = Ring::new(64, false).unwrap();
+            let mut open = |name: &str, size: u64, access: Access| {
+                let path = folder.path().join(name);
+                fs::write(&path, vec![0; size as usize]).unwrap();
+                Disk::open(&path, access, &mut ring).unwrap()
+            };
+            let exclusive = Access::Exclusive(std::time::Duration::ZERO);
+            let mut disks = Disks::new(
+                open("data", SIZE, exclusive),
+                open("metadata", metadata_size(SIZE), exclusive),
+                open("source", SIZE, Access::ReadOnly),
+            );
+            assert!(disks.cover.is_none(), "files are not disks");
+            if shared {
+                disks.cover = Cover::find(folder.path(), MAPPED, DISK);
+                assert!(disks.cover.is_some());
+            }
+            let config = Config::new([3; 16], SIZE, metadata_size(SIZE));
+            let mut memory = Memory::new(memory_needed(&config) + BLOCK).unwrap();
+            let volume = Volume::format(config.clone()).unwrap();
+            let buffer = memory.take(BLOCK).unwrap();
+            let engine = Engine::new(volume, &config, disks, &mut memory).unwrap();
+            let mut bench = Bench {
+                folder,
+                ring,
+                engine,
+                buffer,
+                answers: Vec::new(),
+                notices: Vec::new(),
+            };
+            bench.turn();
+            while !bench.notices.contains(&Notice::Open) {
+                bench.wait();
+            }
+            bench
+        }
+
+        fn turn(&mut self) {
+            let answers = &mut self.answers;
+            self.engine.turn(
+                &mut self.ring,
+                Time(1),
+                |_, tag, outcome| answers.push((tag, outcome)),
+                &mut self.notices,
+            );
+        }
+
+        fn wait(&mut self) {
+            self.ring.wait(None).unwrap();
+            while let Some(event) = self.ring.next_event() {
+                self.engine.on_event(&mut self.ring, Time(1), event);
+            }
+            self.turn();
+        }
+
+        fn submit(&mut self, operation: Operation, length: u64) {
+            let request = Request {
+                tag: Tag(0),
+                operation,
+                offset: 0,
+                length,
+            };
+            let span = (length > 0).then_some(self.buffer);
+            self.engine.submit(Time(1), Arrival { request, span });
+            self.turn();
+        }
+
+        fn answer(&mut self) -> Outcome {
+            loop {
+                if let Some((_, outcome)) = self.answers.pop() {
+                    return outcome;
+                }
+                self.wait();
+            }
+        }
+
+        /// A write, and a flush that is on its way; which disks are flushed.
+        fn write_and_begin_flush(&mut self) -> Vec<Device> {
+            self.submit(Operation::Write { fua: false }, BLOCK as u64);
+            self.answer().unwrap();
+            self.submit(Operation::Flush, 0);
+            let operations = self.engine.operations.iter().flatten();
+            let mut flushed: Vec<_> = operations
+                .filter(|operation| operation.step == Step::Flush)
+                .map(|operation| operation.device)
+                .collect();
+            flushed.sort_by_key(|device| *device as u8);
+            flushed
+        }
+    }
+
+    #[test]
+    fn data_and_metadata_on_one_disk_are_flushed_at_once() {
+        let mut bench = Bench::new(true);
+        assert_eq!(bench.write_and_begin_flush(), [Device::Data]);
+        assert_eq!(bench.answer(), Ok(()));
+    }
+
+    #[test]
+    fn data_and_metadata_on_two_disks_are_flushed_each() {
+        let mut bench = Bench::new(false);
+        let flushed = bench.write_and_begin_flush();
+        assert_eq!(flushed, [Device::Data, Device::Metadata]);
+        assert_eq!(bench.answer(), Ok(()));
+    }
+
+    #[test]
+    fn when_the_data_move_the_metadata_are_flushed_again() {
+        let mut bench = Bench::new(true);
+        let slaves = bench.folder.path().join("devices/dm-0/slaves");
+        symlink("../../dm-1", slaves.join("dm-1")).unwrap();
+        let flushed = bench.write_and_begin_flush();
+        assert_eq!(flushed, [Device::Data, Device::Metadata]);
+        assert_eq!(bench.answer(), Ok(()));
+    }
+
+    #[test]
+    fn a_flush_that_fails_fails_for_both() {
+        let mut bench = Bench::new(true);
+        bench.write_and_begin_flush();
+        let (index, metadata) = bench.engine.covered[0];
+        let event = Event {
+            token: Token::new(Owner::Engine, index.into()),
+            result: -libc::EIO,
+            more: false,
+        };
+        bench.engine.on_event(&mut bench.ring, Time(1), event);
+        assert_eq!(bench.engine.covered, [], "{metadata:?} has ended");
+        bench.turn();
+        assert_eq!(bench.answers.pop(), Some((Tag(0), Err(Failure::Io))));
+        assert!(bench.engine.volume().progress().broken);
+    }
+
+    #[test]
+    fn a_flush_of_the_data_that_is_on_its_way_does_not_do_for_the_metadata() {
+        let mut bench = Bench::new(true);
+        for (bits, device) in [(1, Device::Data), (2, Device::Metadata)] {
+            bench.engine.flushes.push((Io::from_bits(bits), device));
+            bench.engine.begin_flushes(&mut bench.ring);
+        }
+        let operations = bench.engine.operations.iter().flatten();
+        let flushed: Vec<_> = operations.map(|operation| operation.device).collect();
+        assert_eq!(flushed, [Device::Data, Device::Metadata]);
     }
 }

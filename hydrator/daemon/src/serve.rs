@@ -561,11 +561,11 @@ impl Server {
 }
 
 fn open_disks(settings: &Settings, ring: &mut Ring) -> anyhow::Result<Disks> {
-    Ok(Disks {
-        data: Disk::open(&settings.data, Access::Exclusive(PATIENCE), ring)?,
-        metadata: Disk::open(&settings.metadata, Access::Exclusive(PATIENCE), ring)?,
-        source: Disk::open(&settings.source, Access::ReadOnly, ring)?,
-    })
+    Ok(Disks::new(
+        Disk::open(&settings.data, Access::Exclusive(PATIENCE), ring)?,
+        Disk::open(&settings.metadata, Access::Exclusive(PATIENCE), ring)?,
+        Disk::open(&settings.source, Access::ReadOnly, ring)?,
+    ))
 }
 
 /// The core's configuration; what does not fit is named.

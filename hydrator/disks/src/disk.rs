@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use io_uring::{opcode, squeue, types};
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, major, minor};
 use tracing::info;
 
+use crate::cover::Cover;
 use crate::memory::Span;
 use crate::ring::{Ring, Token};
 
@@ -81,6 +82,8 @@ pub struct Disk {
     _file: File,
     size: u64,
     logical_block: u32,
+    // Of a block device: major and minor.
+    number: Option<(u32, u32)>,
 }
 
 /// Builds an operation for a registered file or a plain descriptor.
@@ -114,7 +117,10 @@ impl Disk {
             Access::Exclusive(patience) => lock(&file, path, patience)?,
         }
         let status = rustix::fs::fstat(&file).map_err(|error| failed(error.into()))?;
-        let (size, logical_block) = match FileType::from_raw_mode(status.st_mode) {
+        let kind = FileType::from_raw_mode(status.st_mode);
+        let number =
+            (kind == FileType::BlockDevice).then(|| (major(status.st_rdev), minor(status.st_rdev)));
+        let (size, logical_block) = match kind {
             FileType::BlockDevice => geometry(&file).map_err(failed)?,
             FileType::RegularFile => (u64::try_from(status.st_size).unwrap_or(0), 512),
             _ => {
@@ -134,6 +140,7 @@ impl Disk {
             _file: file,
             size,
             logical_block,
+            number,
         })
     }
 
@@ -150,6 +157,12 @@ impl Disk {
     /// The smallest unit that can be read or written, in bytes.
     pub fn logical_block(&self) -> u32 {
         self.logical_block
+    }
+
+    /// A flush of this disk makes durable what has completed on `other`; None
+    /// unless that is known.
+    pub fn cover(&self, other: &Disk) -> Option<Cover> {
+        Cover::find(Path::new("/sys"), self.number?, other.number?)
     }
 
     /// Fills `span` from `offset` (bytes). Completes with the bytes read.

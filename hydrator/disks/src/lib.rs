@@ -5,10 +5,12 @@
 //! the guest's requests, control connections, timers. A [`Token`] says whose
 //! completion it is.
 
+mod cover;
 mod disk;
 mod memory;
 mod ring;
 
+pub use cover::Cover;
 pub use disk::{Access, Disk, OpenError};
 pub use memory::{Memory, MemoryError, Span};
 pub use ring::{Event, Owner, Ring, Token};

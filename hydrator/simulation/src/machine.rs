@@ -104,6 +104,38 @@ pub struct Op {
     /// What it was sent to.
     pub device: Device,
     kind: Kind,
+    /// Of a flush of D: what it makes durable of M, if both are on one disk.
+    metadata: Option<Pending>,
+    /// Flushes of M that are left to it.
+    covered: Vec<Io>,
+}
+
+/// Which flushes of M are left to a flush of D, because both are on one disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shared {
+    /// None: they are on two disks.
+    Nothing,
+    /// Those that are asked for together with it.
+    SameBatch,
+    /// Any while it is in flight. That is wrong: what has completed since it
+    /// was submitted is not durable when it ends.
+    InFlight,
+}
+
+impl Op {
+    const fn new(io: Io, device: Device, kind: Kind) -> Self {
+        Self {
+            io,
+            device,
+            kind,
+            metadata: None,
+            covered: Vec::new(),
+        }
+    }
+
+    fn is_flush(&self, device: Device) -> bool {
+        self.device == device && matches!(self.kind, Kind::Disk(Pending::Flush { .. }))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -168,6 +200,8 @@ pub struct Machine {
     pub sent: Vec<Sent>,
     /// What the devices do wrong.
     pub faults: Faults,
+    /// Which flushes of M are left to a flush of D.
+    pub shared: Shared,
 }
 
 impl Machine {
@@ -200,6 +234,7 @@ impl Machine {
             notices: Vec::new(),
             sent: Vec::new(),
             faults: Faults::default(),
+            shared: Shared::Nothing,
         }
     }
 
@@ -224,8 +259,36 @@ impl Machine {
         let mut actions = Vec::new();
         self.volume
             .actions(self.now, &mut self.memory, |action| actions.push(action));
+        let before = self.ops.len();
         for action in actions {
             self.take(action, random);
+        }
+        self.share_flushes(before);
+    }
+
+    /// Leave the flushes of M among the operations from number `batch` on to
+    /// one of D.
+    ///
+    /// A lone flush of D or M makes nothing durable of the other, which a disk
+    /// with both would do; so all crash states of that disk are among those
+    /// that are found here, and more.
+    fn share_flushes(&mut self, batch: usize) {
+        let from = match self.shared {
+            Shared::Nothing => return,
+            Shared::SameBatch => batch,
+            Shared::InFlight => 0,
+        };
+        if !self.ops[from..].iter().any(|op| op.is_flush(Device::Data)) {
+            return;
+        }
+        let begun = self.ops.split_off(batch).into_iter();
+        let (left, rest): (Vec<_>, Vec<_>) = begun.partition(|op| op.is_flush(Device::Metadata));
+        self.ops.extend(rest);
+        let data = self.ops[from..]
+            .iter_mut()
+            .find(|op| op.is_flush(Device::Data));
+        if let Some(data) = data {
+            data.covered.extend(left.iter().map(|op| op.io));
         }
     }
 
@@ -250,7 +313,7 @@ impl Machine {
                     buffer,
                     early,
                 };
-                Op { io, device, kind }
+                Op::new(io, device, kind)
             }
             Action::Write {
                 io,
@@ -295,7 +358,11 @@ impl Machine {
                     &self.metadata
                 };
                 let kind = Kind::Disk(disk.flush());
-                Op { io, device, kind }
+                let metadata = (device == Device::Data).then(|| self.metadata.flush());
+                Op {
+                    metadata,
+                    ..Op::new(io, device, kind)
+                }
             }
         };
         self.ops.push(op);
@@ -308,7 +375,7 @@ impl Machine {
             content,
             fua,
         });
-        Op { io, device, kind }
+        Op::new(io, device, kind)
     }
 
     /// Spoil what is copied to the destination: a sector keeps what it had.
@@ -342,8 +409,13 @@ impl Machine {
         let op = self.ops.swap_remove(index);
         let result = self.carry_out(&op, random);
         self.now = Time(self.now.0 + random.u64(0..200_000));
-        self.volume
-            .completed(self.now, op.io, result, &mut self.memory);
+        if let Some(pending) = op.metadata.filter(|_| !op.covered.is_empty()) {
+            self.metadata.complete(&pending);
+        }
+        for io in [op.io].into_iter().chain(op.covered) {
+            self.volume
+                .completed(self.now, io, result, &mut self.memory);
+        }
     }
 
     fn carry_out(&mut self, op: &Op, random: &mut Rng) -> Result<(), Failure> {

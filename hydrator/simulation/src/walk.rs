@@ -9,7 +9,7 @@ use localstor_hydrator_core::{
 };
 
 use crate::disk::{Disk, SECTOR};
-use crate::machine::{Faults, Machine};
+use crate::machine::{Faults, Machine, Shared};
 use crate::model::{Model, PER_BLOCK, Reading, Value, Writing, bytes_of, value_of, values_of};
 
 const BLOCK: usize = 4096;
@@ -61,7 +61,20 @@ impl Tally {
 /// # Errors
 /// What the guest must not have found.
 pub fn walk(seed: u64, rule: Option<Rule>) -> Result<Tally, String> {
-    let mut walk = Walk::new(seed, rule)?;
+    let shared = if seed / 2 % 2 == 0 {
+        Shared::Nothing
+    } else {
+        Shared::SameBatch
+    };
+    walk_sharing(seed, rule, shared)
+}
+
+/// The same, with these flushes of M left to those of D.
+///
+/// # Errors
+/// What the guest must not have found.
+pub fn walk_sharing(seed: u64, rule: Option<Rule>, shared: Shared) -> Result<Tally, String> {
+    let mut walk = Walk::new(seed, rule, shared)?;
     walk.run(STEPS)?;
     Ok(walk.tally)
 }
@@ -71,6 +84,7 @@ pub fn walk(seed: u64, rule: Option<Rule>) -> Result<Tally, String> {
 struct Walk {
     random: Rng,
     rule: Option<Rule>,
+    shared: Shared,
     config: Config,
     machine: Machine,
     model: Model,
@@ -99,7 +113,7 @@ impl Walk {
     ///
     /// # Errors
     /// If it does not open.
-    fn new(seed: u64, rule: Option<Rule>) -> Result<Self, String> {
+    fn new(seed: u64, rule: Option<Rule>, shared: Shared) -> Result<Self, String> {
         let mut random = Rng::with_seed(Rng::with_seed(seed).u64(..));
         let blocks = if random.u8(0..4) == 0 {
             random.usize(28..64)
@@ -161,6 +175,7 @@ impl Walk {
             Disk::new(metadata),
             bytes_of(&source),
         );
+        machine.shared = shared;
         machine.open(&mut random)?;
         machine.notices.clear();
         let faults = random.u8(0..4) == 0;
@@ -172,6 +187,7 @@ impl Walk {
         ];
         Ok(Self {
             rule,
+            shared,
             machine,
             model,
             guests: Vec::new(),
@@ -451,11 +467,16 @@ impl Walk {
         let mut config = self.config.clone();
         // An extension may be recorded though nobody knows yet.
         config.size = self.largest_size;
+        let (rule, shared) = (self.rule, self.shared);
+        let recovering = |data, metadata, source| {
+            let mut machine = Machine::new(&config, rule, None, data, metadata, source);
+            machine.shared = shared;
+            machine
+        };
         let source = self.machine.source.clone();
         while random.u8(0..4) == 0 {
             // Recovery is interrupted.
-            let mut machine =
-                Machine::new(&config, self.rule, None, data, metadata, source.clone());
+            let mut machine = recovering(data, metadata, source.clone());
             for _ in 0..random.usize(0..12) {
                 machine.step(random);
             }
@@ -466,7 +487,7 @@ impl Walk {
             };
             self.tally.crashes += 1;
         }
-        let mut machine = Machine::new(&config, self.rule, None, data, metadata, source);
+        let mut machine = recovering(data, metadata, source);
         machine.open(random)?;
         let found = values_of(&machine.read_all(random)?);
         if found.len() < self.model.len() {
@@ -479,7 +500,7 @@ impl Walk {
             // What was recovered is there to stay.
             let (data, metadata) = machine.cut_power_hard(random);
             let source = machine.source.clone();
-            let mut again = Machine::new(&config, self.rule, None, data, metadata, source);
+            let mut again = recovering(data, metadata, source);
             again.open(random)?;
             let found_again = values_of(&again.read_all(random)?);
             if found_again != found {

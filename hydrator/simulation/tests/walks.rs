@@ -3,9 +3,11 @@
 //! Random walks with crashes, by fixed seeds.
 
 use localstor_hydrator_core::Rule;
+use localstor_hydrator_simulation::machine::Shared;
 use localstor_hydrator_simulation::walk::{self, Tally};
 
-/// Walks with all rules; about a hundred crash states each. The environment
+/// Walks with all rules; about a hundred crash states each, and D and M on one
+/// disk in half of them. The environment
 /// variable `LOCALSTOR_WALKS` asks for another number.
 const WALKS: u64 = 20_000;
 /// Walks without a rule, at most; nearly all rules are missed in ten.
@@ -58,4 +60,11 @@ fn every_rule_is_missed_when_it_is_dropped() {
         }
     }
     assert!(unnoticed.is_empty(), "nobody misses {unnoticed:?}");
+}
+
+#[test]
+fn a_flush_in_flight_does_not_do_for_the_metadata() {
+    let noticed = (0..WALKS_WITHOUT_RULE)
+        .find_map(|seed| walk::walk_sharing(seed, None, Shared::InFlight).err());
+    assert!(noticed.is_some(), "nobody misses what it has not covered");
 }
