@@ -140,7 +140,7 @@ class Node:
         """What the kernel and the boot script said."""
         return self._layout.log(self.name, 'console')
 
-    def boot(self) -> None:
+    def boot(self, timeout: float = 60) -> None:
         """Power on and wait for the agent; starts no service."""
         if self.powered:
             raise errors.LabError(f'Node "{self.name}" is already on.')
@@ -165,11 +165,14 @@ class Node:
                           self.console_log,
                           {'PATH': '/usr/sbin:/usr/bin:/sbin:/bin',
                            'TMPDIR': str(self._memory_directory())})
-        self._wait_for_agent(60)
+        self._wait_for_agent(timeout)
 
-    def start(self, wait: bool = True) -> None:
-        """Power on and start every service, as a machine does."""
-        self.boot()
+    def start(self, wait: bool = True, timeout: float = 60) -> None:
+        """Power on and start every service, as a machine does.
+
+        :param timeout: seconds that the boot may take
+        """
+        self.boot(timeout)
         for declared in node_services.SERVICES:
             self.service(declared.name).start(wait=wait)
 

@@ -70,7 +70,7 @@ def run(cloud: clouds.Cloud, count: int, say: Callable[[str], None]
     say('cutting the power of %s' % node.name)
     node.kill()
     log.skip()
-    node.start()
+    node.start(timeout=PATIENCE)
     yield log.start_up('start after a power cut')
     log.skip()
     node.service('cinder-volume').restart()
