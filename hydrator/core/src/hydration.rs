@@ -600,6 +600,7 @@ impl Volume {
     fn drop_copy(&mut self, slot: u16) {
         if let Some(copy) = self.hydration.copies[usize::from(slot)].take() {
             self.map.set_copying(self.map.region_of(copy.first), false);
+            self.pace.landed();
         }
         self.retry = true;
     }

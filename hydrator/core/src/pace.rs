@@ -1,32 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! How fast to copy: a budget that shrinks when the guest's latency rises.
+//! How fast to copy: as fast as the guest hardly notices, but never slower than
+//! the configured minimum, so every move ends.
 //!
-//! A tenth of a second at a time: if the guest's requests take more than twice
-//! as long as they do at best, the rate is cut by three tenths, else it grows by
-//! a tenth; without requests of the guest there is no limit but the configured
-//! one. It never falls below the configured minimum, so every move ends.
+//! While the guest asks for nothing, there is no limit but the configured one.
+//! Its first request brings the rate down to the minimum at once. From there the
+//! rate grows, a tenth of a second at a time, as long as requests take hardly
+//! longer than they do alone; else it is cut. How long they take alone depends
+//! on what they are, and is known from those that met no copy. There are many of
+//! them at the minimum; at a higher rate copying pauses now and then to see some.
+
+#[cfg(test)]
+mod tests;
 
 use crate::{Rate, Tag, Time};
 
 const SECOND: u64 = 1_000_000_000;
 const INTERVAL: u64 = SECOND / 10;
-/// Latency above twice the best by less than this is noise, in nanoseconds.
-const NOISE: u64 = 200_000;
+/// How often to pause to see what requests take alone, for how long, and how
+/// long at most if there was none.
+const LOOK_EVERY: u64 = SECOND;
+const LOOK_FOR: u64 = SECOND / 20;
+const LOOK_MOST: u64 = SECOND / 4;
+/// A request's time is compared in this unit with its time alone.
+const ALONE: u64 = 1024;
+/// So much longer, on average, may requests take beside copies.
+const TOLERATED: u64 = ALONE * 9 / 8;
+/// Longer ones count as this: a single one does not say everything.
+const OUTLIER: u64 = ALONE * 100;
+/// Nobody notices differences below this, in nanoseconds.
+const NOISE: u64 = 25_000;
+/// How many sorts of requests there are: four kinds of three sizes.
+const SORTS: usize = 12;
+
+/// What a request is, as far as its time depends on that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// A read that needs the destination only.
+    Read,
+    /// A read that needs the source, too.
+    RemoteRead,
+    /// A write.
+    Write,
+    /// A flush.
+    Flush,
+}
+
+/// A request that is timed.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    tag: Tag,
+    begun: Time,
+    sort: usize,
+    alone: bool,
+}
 
 #[derive(Debug)]
 pub(crate) struct Pace {
     configured: Rate,
-    /// Bytes per second; `None` while the guest is not disturbed.
+    /// Bytes per second; `None` while the guest asks for nothing.
     allowed: Option<u64>,
     budget: i64,
     refilled: Time,
+    // The pause to look at requests alone: when it began, whether it goes on,
+    // until when, and whether there was one since its beginning.
+    looked: Time,
+    looking: bool,
+    look_until: Time,
+    seen: bool,
     interval: Time,
+    // In this interval: bytes, whether the budget had to be waited for, whether
+    // the guest asked for anything, and how much longer its requests took.
     copied: u64,
-    sample: Option<(Tag, Time)>,
-    samples: u32,
-    latency: u64,
-    best: u64,
+    held: bool,
+    asked: bool,
+    slowdown: u64,
+    samples: u64,
+    sample: Option<Sample>,
+    /// Copies in flight.
+    copies: u32,
+    /// Mean time of a request of each sort without copies; 0 if unknown.
+    alone: [u64; SORTS],
 }
 
 impl Pace {
@@ -36,12 +90,19 @@ impl Pace {
             allowed: None,
             budget: 0,
             refilled: Time(0),
+            looked: Time(0),
+            looking: false,
+            look_until: Time(0),
+            seen: false,
             interval: Time(0),
             copied: 0,
-            sample: None,
+            held: false,
+            asked: false,
+            slowdown: 0,
             samples: 0,
-            latency: 0,
-            best: u64::MAX,
+            sample: None,
+            copies: 0,
+            alone: [0; SORTS],
         }
     }
 
@@ -58,35 +119,62 @@ impl Pace {
         }
     }
 
-    /// A request of the guest that needs the destination only has come.
+    /// A request of the guest has come, of so many bytes.
     #[inline]
-    pub(crate) fn begun(&mut self, now: Time, tag: Tag) {
+    pub(crate) fn begun(&mut self, now: Time, tag: Tag, kind: Kind, length: u64) {
+        self.asked = true;
+        if self.allowed.is_none() {
+            self.allowed = Some(self.configured.minimum);
+        }
         if self.sample.is_none() {
-            self.sample = Some((tag, now));
+            let size = usize::from(length > 16 << 10) + usize::from(length > 128 << 10);
+            self.sample = Some(Sample {
+                tag,
+                begun: now,
+                sort: kind as usize * 3 + size,
+                alone: self.copies == 0,
+            });
         }
     }
 
     /// A request has ended.
     #[inline]
     pub(crate) fn ended(&mut self, now: Time, tag: Tag) {
-        if let Some((sampled, begun)) = self.sample {
-            if sampled == tag {
-                self.sample = None;
-                self.samples += 1;
-                let latency = now.since(begun);
-                self.best = self.best.min(latency);
-                self.latency = if self.latency == 0 {
-                    latency
+        if let Some(sample) = self.sample.filter(|sample| sample.tag == tag) {
+            self.sample = None;
+            let time = now.since(sample.begun);
+            if sample.alone {
+                let alone = &mut self.alone[sample.sort];
+                *alone = if *alone == 0 {
+                    time.max(1)
                 } else {
-                    (self.latency * 7 + latency) / 8
+                    (*alone * 7 + time) / 8
                 };
+                self.seen = true;
+                // What a pause shows says nothing of the time between pauses.
+                if self.looking {
+                    return;
+                }
             }
+            self.compare(sample.sort, time);
+        }
+    }
+
+    fn compare(&mut self, sort: usize, time: u64) {
+        let alone = self.alone[sort];
+        if alone > 0 {
+            let slowdown = u128::from(time) * u128::from(ALONE) / u128::from(alone + NOISE);
+            self.slowdown += u64::try_from(slowdown).unwrap_or(OUTLIER).min(OUTLIER);
+            self.samples += 1;
         }
     }
 
     /// Whether something may be copied now.
     pub(crate) fn may_copy(&mut self, now: Time) -> bool {
         self.adapt(now);
+        if self.looks(now) {
+            return false;
+        }
         let Some(rate) = self.rate() else {
             self.refilled = now;
             return true;
@@ -94,35 +182,64 @@ impl Pace {
         let earned = u128::from(rate) * u128::from(now.since(self.refilled)) / u128::from(SECOND);
         if earned > 0 {
             self.refilled = now;
-            // Saved up for at most a tenth of a second.
-            let most = i64::try_from(rate / 10).unwrap_or(i64::MAX);
+            // Little is saved up: what is copied at once disturbs most. But who
+            // is late does not lose any of the minimum.
+            let most = (rate / 50).max(self.configured.minimum.min(rate) / 3);
+            let most = i64::try_from(most).unwrap_or(i64::MAX);
             self.budget = i64::try_from(earned)
                 .unwrap_or(i64::MAX)
                 .saturating_add(self.budget)
                 .min(most);
         }
+        self.held |= self.budget < 0;
         self.budget >= 0
     }
 
     /// When something may be copied, if not now.
     pub(crate) fn may_copy_at(&self) -> Time {
+        let looked = if self.looking {
+            self.look_until
+        } else {
+            self.refilled
+        };
         let (Some(rate), true) = (self.rate(), self.budget < 0) else {
-            return self.refilled;
+            return looked;
         };
         let wait =
             u128::from(self.budget.unsigned_abs()) * u128::from(SECOND) / u128::from(rate.max(1));
-        self.refilled
-            .after(u64::try_from(wait).unwrap_or(u64::MAX).saturating_add(1))
+        let wait = u64::try_from(wait).unwrap_or(u64::MAX).saturating_add(1);
+        looked.max(self.refilled.after(wait))
     }
 
     /// So many bytes are being copied.
     pub(crate) fn spend(&mut self, bytes: u64) {
+        self.copies += 1;
+        if let Some(sample) = &mut self.sample {
+            sample.alone = false;
+        }
         self.copied += bytes;
         if self.rate().is_some() {
-            self.budget -= bytes as i64;
+            self.budget = self.budget.saturating_sub_unsigned(bytes);
         } else {
             self.budget = 0;
         }
+    }
+
+    /// They have been copied, or could not be.
+    pub(crate) const fn landed(&mut self) {
+        self.copies = self.copies.saturating_sub(1);
+    }
+
+    /// Whether this is a pause to look at requests alone.
+    fn looks(&mut self, now: Time) -> bool {
+        let least = self.looked.after(LOOK_FOR);
+        self.look_until = if now < least || self.seen {
+            least
+        } else {
+            self.looked.after(LOOK_MOST)
+        };
+        self.looking &= self.allowed.is_some() && now < self.look_until;
+        self.looking
     }
 
     fn adapt(&mut self, now: Time) {
@@ -130,26 +247,40 @@ impl Pace {
         if elapsed < INTERVAL {
             return;
         }
+        if let Some(sample) = self.sample {
+            // One that has taken too long already counts before it ends.
+            let time = now.since(sample.begun);
+            if time > (self.alone[sample.sort] + NOISE) * TOLERATED / ALONE {
+                self.compare(sample.sort, time);
+            }
+        }
         let measured =
             u64::try_from(u128::from(self.copied) * u128::from(SECOND) / u128::from(elapsed))
                 .unwrap_or(u64::MAX);
-        let disturbed =
-            self.samples > 0 && self.latency > self.best.saturating_mul(2).saturating_add(NOISE);
-        if self.samples == 0 {
-            self.allowed = None;
-            self.latency = 0;
-        } else if disturbed {
-            let rate = self.allowed.unwrap_or(measured).min(measured.max(1 << 20));
-            self.allowed = Some((rate / 10 * 7).max(self.configured.minimum));
-        } else if let Some(rate) = self.allowed {
-            self.allowed = Some(rate + rate / 10 + (1 << 20));
-        }
-        // What was best once may never come again: forget it slowly.
-        if self.best != u64::MAX {
-            self.best += self.best / 64 + 1;
+        self.allowed = self.allowed.and_then(|rate| {
+            if !self.asked && self.sample.is_none() {
+                None
+            } else if self.slowdown > self.samples * TOLERATED {
+                let rate = rate.min(measured.max(1 << 20));
+                Some((rate / 10 * 7).max(self.configured.minimum))
+            } else if self.samples > 0 && self.held {
+                Some(rate.saturating_add(rate / 10 + (1 << 20)))
+            } else {
+                Some(rate)
+            }
+        });
+        if now.since(self.looked) >= LOOK_EVERY {
+            // Near the minimum requests are mostly alone anyway.
+            let rate = self.allowed.unwrap_or(0);
+            self.looking = rate / 2 > self.configured.minimum || !self.seen;
+            self.looked = now;
+            self.seen = false;
         }
         self.interval = now;
         self.copied = 0;
+        self.held = false;
+        self.asked = false;
+        self.slowdown = 0;
         self.samples = 0;
     }
 }

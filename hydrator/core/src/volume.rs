@@ -15,7 +15,7 @@ use crate::hydration::{Hydration, SCAN_MOST};
 use crate::log::Log;
 use crate::map::Map;
 use crate::opening::Opening;
-use crate::pace::Pace;
+use crate::pace::{self, Pace};
 use crate::rules::Rules;
 use crate::source::Source;
 use crate::superblock::{Superblock, bitmap_blocks};
@@ -290,6 +290,7 @@ impl Volume {
             return self.refuse(request.tag, Failure::NotOpen);
         }
         if request.operation == Operation::Flush {
+            self.pace.begun(self.now, request.tag, pace::Kind::Flush, 0);
             return self.flush_requested(request.tag);
         }
         let size = self.map.size();
@@ -345,7 +346,8 @@ impl Volume {
         }
         let (first, end) = blocks(request.offset, request.length);
         if self.map.all_local(first, end) && !self.is_overwritten(first, end) {
-            self.pace.begun(self.now, request.tag);
+            self.pace
+                .begun(self.now, request.tag, pace::Kind::Read, request.length);
             self.passing += 1;
             self.actions.push_back(Action::Read {
                 io: io(kind::PASS, u64::from(request.tag.0)),
@@ -359,6 +361,12 @@ impl Volume {
             });
             return;
         }
+        self.pace.begun(
+            self.now,
+            request.tag,
+            pace::Kind::RemoteRead,
+            request.length,
+        );
         self.admit(request, false, Phase::Read, memory);
     }
 
@@ -369,7 +377,8 @@ impl Volume {
         if length == 0 {
             return self.answer(request.tag, Ok(()));
         }
-        self.pace.begun(self.now, request.tag);
+        self.pace
+            .begun(self.now, request.tag, pace::Kind::Write, request.length);
         let (first, end) = blocks(request.offset, request.length);
         self.map.touch(first, end);
         if self.all_settled(first, end) {
