@@ -34,6 +34,8 @@ pub struct Tally {
     pub faults: u64,
     /// Walks that end with blocks that the source cannot read.
     pub bad: u64,
+    /// Walks that end with a disk that has failed.
+    pub broken: u64,
 }
 
 impl Tally {
@@ -44,6 +46,7 @@ impl Tally {
         self.done += other.done;
         self.faults += other.faults;
         self.bad += other.bad;
+        self.broken += other.broken;
     }
 }
 
@@ -233,6 +236,8 @@ impl Walk {
             let blocks = self.machine.source.len() / BLOCK;
             self.machine.faults = Faults {
                 data: self.random.u8(0..4),
+                metadata: self.random.u8(0..12).saturating_sub(9),
+                flushes: self.random.u8(0..12).saturating_sub(9),
                 away: self.random.u8(0..20),
                 bad: if blocks > 0 && self.random.bool() {
                     vec![self.random.usize(0..blocks)]
@@ -535,6 +540,7 @@ impl Walk {
         }
         let progress = self.machine.volume.progress();
         self.tally.bad += u64::from(progress.bad > 0);
+        self.tally.broken += u64::from(progress.broken);
         if !progress.done {
             return if self.faults {
                 Ok(())
