@@ -408,7 +408,8 @@ impl Volume {
         let mut second = false;
         for block in first..end {
             if let Some(entry) = self.unsettled.get(&block).copied() {
-                if self.must_settle_first(&entry) {
+                // Nothing is settled any more once a disk has failed.
+                if !self.broken && self.must_settle_first(&entry) {
                     return false;
                 }
                 second |= entry.content;

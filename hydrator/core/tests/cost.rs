@@ -16,6 +16,7 @@ const WRITE: Operation = Operation::Write { fua: false };
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static BYTES: Cell<i64> = const { Cell::new(0) };
 }
 
 struct Counting;
@@ -25,11 +26,20 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        BYTES.with(|bytes| bytes.set(bytes.get() + layout.size() as i64));
         // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        BYTES.with(|bytes| bytes.set(bytes.get() + layout.size() as i64));
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        BYTES.with(|bytes| bytes.set(bytes.get() - layout.size() as i64));
         // SAFETY: the caller keeps the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -103,6 +113,19 @@ fn at_depth_32_metadata_are_less_than_a_tenth_of_what_is_written() {
         metadata * 10 < written,
         "{metadata} bytes of metadata for {written} bytes"
     );
+}
+
+#[test]
+fn a_volume_of_16_tib_takes_less_than_48_mib_for_each() {
+    let before = BYTES.get();
+    let mut null = Null::new(16 * 1024 * GIB);
+    let last = 16 * 1024 * GIB - 4096;
+    null.one(WRITE, last, 4096);
+    null.one(Operation::Flush, 0, 0);
+    null.one(Operation::Read, last, 4096);
+    assert_no_error(&null);
+    let mib = (BYTES.get() - before) >> 20;
+    assert!(mib < 16 * 48, "{mib} MiB");
 }
 
 #[test]

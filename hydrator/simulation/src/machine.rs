@@ -164,6 +164,10 @@ pub struct Sent {
 pub struct Faults {
     /// Of a hundred writes to the destination, so many fail.
     pub data: u8,
+    /// Of a hundred writes to the metadata, so many fail.
+    pub metadata: u8,
+    /// Of a hundred flushes, so many fail.
+    pub flushes: u8,
     /// Of a hundred reads of the source, so many find it away.
     pub away: u8,
     /// Blocks of the source that cannot be read.
@@ -446,12 +450,14 @@ impl Machine {
                 } else {
                     &mut self.metadata
                 };
-                let fails = op.device == Device::Data
-                    && matches!(pending, Pending::Write { .. })
-                    && random.u8(0..100) < self.faults.data;
-                if fails {
+                let (failing, failure) = match (pending, op.device) {
+                    (Pending::Flush { .. }, _) => (self.faults.flushes, Failure::Io),
+                    (_, Device::Data) => (self.faults.data, Failure::NoSpace),
+                    _ => (self.faults.metadata, Failure::Io),
+                };
+                if failing > 0 && random.u8(0..100) < failing {
                     disk.fail(pending, random);
-                    return Err(Failure::NoSpace);
+                    return Err(failure);
                 }
                 disk.complete(pending);
             }

@@ -40,6 +40,8 @@ pub struct Tally {
     pub differences: u64,
     /// Walks that end with blocks that differ whenever they are copied.
     pub differing: u64,
+    /// Walks that end with a disk that has failed.
+    pub broken: u64,
 }
 
 impl Tally {
@@ -52,6 +54,7 @@ impl Tally {
         self.bad += other.bad;
         self.differences += other.differences;
         self.differing += other.differing;
+        self.broken += other.broken;
     }
 }
 
@@ -266,6 +269,8 @@ impl Walk {
                     Vec::new()
                 },
                 data: self.random.u8(0..4),
+                metadata: self.random.u8(0..12).saturating_sub(9),
+                flushes: self.random.u8(0..12).saturating_sub(9),
                 away: self.random.u8(0..20),
                 bad: if blocks > 0 && self.random.bool() {
                     vec![self.random.usize(0..blocks)]
@@ -577,6 +582,7 @@ impl Walk {
         self.tally.bad += u64::from(progress.bad > 0);
         self.tally.differences += progress.differences;
         self.tally.differing += u64::from(progress.differing > 0);
+        self.tally.broken += u64::from(progress.broken);
         if !progress.done {
             return if self.faults {
                 Ok(())

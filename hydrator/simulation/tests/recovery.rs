@@ -239,6 +239,29 @@ fn a_bad_sector_is_reported_and_fails_only_reads_of_it() {
 }
 
 #[test]
+fn what_the_guest_reads_is_copied_first() {
+    let mut random = Rng::with_seed(10);
+    let mut config = config(64);
+    config.copies = 1;
+    let mut machine = new_machine(&config, &mut random);
+    machine.volume.start();
+    for _ in 0..4 {
+        let read = Operation::Read;
+        submit(&mut machine, 7, read, 45 * BLOCK, vec![0; BLOCK]);
+        result_of(&mut machine, 7, &mut random).expect("a read succeeds");
+    }
+    let copied = |machine: &Machine, region: usize| {
+        let content = machine.data.read(region * 8 * BLOCK, 8 * BLOCK);
+        content.iter().all(|byte| *byte == 0x55)
+    };
+    while !copied(&machine, 5) {
+        assert!(machine.step(&mut random));
+    }
+    let before = (0..8).filter(|region| copied(&machine, *region)).count() - 1;
+    assert!(before < 5, "{before} regions before it");
+}
+
+#[test]
 fn foreign_and_damaged_metadata_are_refused_and_left_alone() {
     let mut random = Rng::with_seed(7);
     let good = new_machine(&config(16), &mut random).metadata;
@@ -262,6 +285,96 @@ fn foreign_and_damaged_metadata_are_refused_and_left_alone() {
         assert!(machine.metadata.read(0, before.len()) == before);
         assert!(machine.ops.is_empty());
     }
+}
+
+/// All of the volume, as it is after a power cut and a recovery on disks that
+/// are well.
+fn after_a_power_cut(machine: &Machine, config: &Config, random: &mut Rng) -> Vec<u8> {
+    let (data, metadata) = machine.cut_power(random);
+    let mut after = Machine::new(config, None, None, data, metadata, machine.source.clone());
+    after.open(random).expect("the volume opens");
+    after.read_all(random).expect("it can be read")
+}
+
+#[test]
+fn a_failed_flush_is_told_and_settles_nothing() {
+    let mut config = config(16);
+    config.metadata_size = 16 * BLOCK as u64;
+    for seed in 0..200 {
+        let mut random = Rng::with_seed(seed);
+        let mut machine = new_machine(&config, &mut random);
+        write(&mut machine, 0, vec![1; BLOCK], &mut random);
+        let plain = Operation::Write { fua: false };
+        submit(&mut machine, 2, plain, BLOCK, vec![2; BLOCK]);
+        result_of(&mut machine, 2, &mut random).expect("a write succeeds");
+        machine.faults.flushes = 100;
+        submit(&mut machine, 3, Operation::Flush, 0, Vec::new());
+        let flushed = result_of(&mut machine, 3, &mut random);
+        assert_eq!(flushed, Err(Failure::Io));
+        assert!(machine.volume.progress().broken);
+        assert!(!machine.volume.passes_through(BLOCK as u64, BLOCK as u64));
+        // Nor does the next one lie, when the disk is well again.
+        machine.faults.flushes = 0;
+        submit(&mut machine, 4, Operation::Flush, 0, Vec::new());
+        let flushed = result_of(&mut machine, 4, &mut random);
+        assert_eq!(flushed, Err(Failure::Io));
+        let found = after_a_power_cut(&machine, &config, &mut random);
+        assert!(found[..BLOCK] == [1; BLOCK]);
+        let second = &found[BLOCK..2 * BLOCK];
+        assert!(second == [2; BLOCK] || second == [0x55; BLOCK]);
+    }
+}
+
+#[test]
+fn a_failed_write_to_the_metadata_is_told_and_takes_nothing_that_was_durable() {
+    let mut config = config(16);
+    config.metadata_size = 16 * BLOCK as u64;
+    for seed in 0..200 {
+        let mut random = Rng::with_seed(seed);
+        let mut machine = new_machine(&config, &mut random);
+        write(&mut machine, 0, vec![1; BLOCK], &mut random);
+        machine.faults.metadata = 100;
+        let fua = Operation::Write { fua: true };
+        for (tag, block) in [(2, 1), (3, 0)] {
+            submit(
+                &mut machine,
+                tag,
+                fua,
+                block * BLOCK,
+                vec![tag as u8; BLOCK],
+            );
+            let written = result_of(&mut machine, tag, &mut random);
+            assert_eq!(written, Err(Failure::Io));
+        }
+        assert!(machine.volume.progress().broken);
+        let found = after_a_power_cut(&machine, &config, &mut random);
+        assert!(found[..BLOCK] == [1; BLOCK]);
+        let failed = &found[BLOCK..2 * BLOCK];
+        assert!(failed == [2; BLOCK] || failed == [0x55; BLOCK]);
+    }
+}
+
+#[test]
+fn a_write_that_waits_for_the_metadata_ends_when_they_fail() {
+    let mut random = Rng::with_seed(9);
+    let mut machine = new_machine(&config(16), &mut random);
+    let plain = Operation::Write { fua: false };
+    submit(&mut machine, 1, plain, 0, vec![1; BLOCK]);
+    result_of(&mut machine, 1, &mut random).expect("a write succeeds");
+    // The rest of its block is being read when a flush makes that owed.
+    submit(&mut machine, 2, plain, 0, vec![2; 512]);
+    machine.pump(&mut random);
+    assert_eq!(machine.ops.len(), 1);
+    submit(&mut machine, 3, Operation::Flush, 0, Vec::new());
+    machine.pump(&mut random);
+    while machine.ops.len() > 1 {
+        machine.complete(1, &mut random);
+        machine.pump(&mut random);
+    }
+    result_of(&mut machine, 3, &mut random).expect("a flush succeeds");
+    machine.faults.metadata = 100;
+    let written = result_of(&mut machine, 2, &mut random);
+    assert_eq!(written, Err(Failure::Io));
 }
 
 #[test]

@@ -38,7 +38,8 @@ fn no_crash_takes_what_was_flushed_or_invents_content() {
     });
     println!("{tally:?}");
     assert!(tally.done > walks / 2, "moves come to their end: {tally:?}");
-    assert!(tally.bad > 0 && tally.faults > 0, "devices fail: {tally:?}");
+    let failing = [tally.bad, tally.faults, tally.broken];
+    assert!(!failing.contains(&0), "devices fail: {tally:?}");
     assert!(
         tally.differences > 0 && tally.differing > 0,
         "destinations lie: {tally:?}"
