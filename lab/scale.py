@@ -34,7 +34,7 @@ PATIENCE = 1800
 # A command of ours, or of Cinder's and os-brick's tools
 COMMAND = re.compile(
     r'(?:localstor\.node\.commands .*?\] (?P<ours>[\w-]+) .*: status -?\d+ '
-    r'after (?P<seconds>[\d.]+) s$'
+    r'after (?P<seconds>[\d.]+) s\b'
     r'|CMD "(?P<others>\S+).*" returned: \d+ in (?P<elapsed>[\d.]+)s)')
 WHEN = re.compile(r'(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3})')
 BEGINS = 'Starting volume driver'
