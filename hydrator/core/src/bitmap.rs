@@ -15,8 +15,10 @@ pub const WORDS_PER_SECTOR: usize = 63;
 pub const BLOCKS_PER_SECTOR: u64 = WORDS_PER_SECTOR as u64 * 64;
 /// Words of 64 blocks in a block of the bitmap.
 pub const WORDS_PER_BITMAP_BLOCK: usize = WORDS_PER_SECTOR * 8;
+/// Sectors in a block of 4 KiB.
+pub(crate) const SECTORS_PER_BITMAP_BLOCK: u64 = 8;
 /// Blocks of the volume in a block of 4 KiB of the bitmap.
-pub const BLOCKS_PER_BITMAP_BLOCK: u64 = BLOCKS_PER_SECTOR * 8;
+pub const BLOCKS_PER_BITMAP_BLOCK: u64 = BLOCKS_PER_SECTOR * SECTORS_PER_BITMAP_BLOCK;
 
 const MARK: [u8; 4] = *b"LSBM";
 
@@ -31,9 +33,7 @@ pub struct Damaged;
 /// If `words` is not [`WORDS_PER_SECTOR`] or `sector` not 512 bytes long.
 pub fn encode_sector(move_id: &[u8; 16], index: u64, words: &[u64], sector: &mut [u8]) {
     assert_eq!(words.len(), WORDS_PER_SECTOR);
-    for (bytes, word) in sector.chunks_exact_mut(8).zip(words) {
-        bytes.copy_from_slice(&word.to_le_bytes());
-    }
+    encode_words(words, sector);
     if words.iter().all(|word| *word == 0) {
         sector[504..512].fill(0);
         return;
@@ -41,6 +41,13 @@ pub fn encode_sector(move_id: &[u8; 16], index: u64, words: &[u64], sector: &mut
     sector[504..508].copy_from_slice(&MARK);
     let crc = checksum(move_id, index, &sector[..508]);
     sector[508..512].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// Write the words of a sector, without what follows them.
+pub(crate) fn encode_words(words: &[u64], sector: &mut [u8]) {
+    for (bytes, word) in sector.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
 }
 
 /// Read sector `index` of the bitmap from `sector`, whatever it holds.

@@ -8,7 +8,9 @@
 //! flushed; once such a header is durable, it is *settled*. A checkpoint
 //! records the same in the bitmap and moves the journal's tail.
 
-use crate::bitmap::{BLOCKS_PER_BITMAP_BLOCK, WORDS_PER_BITMAP_BLOCK};
+use crate::bitmap::{
+    BLOCKS_PER_BITMAP_BLOCK, BLOCKS_PER_SECTOR, SECTORS_PER_BITMAP_BLOCK, WORDS_PER_SECTOR,
+};
 use crate::journal::{Header, encode_header};
 use crate::rules::Rule;
 use crate::superblock::JOURNAL_FIRST;
@@ -426,7 +428,7 @@ impl Volume {
                     .next_recording(from * BLOCKS_PER_BITMAP_BLOCK);
                 next.and_then(|block| self.map.take_dirty(block / BLOCKS_PER_BITMAP_BLOCK))
             };
-            let Some(bitmap_block) = next else {
+            let Some((bitmap_block, changed)) = next else {
                 if self.checkpoint.in_flight == 0 {
                     self.sync_bitmap();
                 }
@@ -435,7 +437,7 @@ impl Volume {
             let Some(slot) = self.take_block(0) else {
                 return;
             };
-            self.compose_bitmap(bitmap_block, slot, memory);
+            self.compose_bitmap(bitmap_block, changed, slot, memory);
             self.checkpoint.in_flight += 1;
             self.checkpoint.step = Step::Bits(bitmap_block + 1);
             let at = self.superblock.bitmap_first() + bitmap_block;
@@ -443,20 +445,42 @@ impl Volume {
         }
     }
 
-    fn compose_bitmap<M: Memory>(&mut self, bitmap_block: u64, slot: u16, memory: &mut M) {
-        let mut words = [0; WORDS_PER_BITMAP_BLOCK];
-        words.copy_from_slice(self.map.words(bitmap_block));
-        let first = bitmap_block * BLOCKS_PER_BITMAP_BLOCK;
-        let end = (first + BLOCKS_PER_BITMAP_BLOCK).min(self.map.blocks());
+    /// Compose a block of the bitmap in `slot`, of whose sectors these have
+    /// changed.
+    pub(crate) fn compose_bitmap<M: Memory>(
+        &mut self,
+        bitmap_block: u64,
+        changed: u8,
+        slot: u16,
+        memory: &mut M,
+    ) {
+        let block = memory.block_mut(slot);
+        for (index, bytes) in block.chunks_exact_mut(512).enumerate() {
+            let sector = bitmap_block * SECTORS_PER_BITMAP_BLOCK + index as u64;
+            if changed >> index & 1 == 1 || !self.map.compose_again(sector, bytes) {
+                let words = self.recordable(sector);
+                self.map
+                    .compose(&self.config.move_id, sector, &words, bytes);
+            }
+        }
+    }
+
+    /// What is local of a sector of the bitmap and may be recorded.
+    fn recordable(&self, sector: u64) -> [u64; WORDS_PER_SECTOR] {
+        let mut words = [0; WORDS_PER_SECTOR];
+        words.copy_from_slice(self.map.words(sector));
+        let first = sector * BLOCKS_PER_SECTOR;
+        let end = (first + BLOCKS_PER_SECTOR).min(self.map.blocks());
         let mut withhold = |block: u64| {
             let at = block - first;
             words[(at / 64) as usize] &= !(1 << (at % 64));
         };
         self.hydration.unrecorded_in(first, end, &mut withhold);
-        for region in self.map.region_of(first)..=self.map.region_of(end - 1) {
+        let mut block = first;
+        while block < end {
+            let region = self.map.region_of(block);
+            let region_end = self.map.region_end(region).min(end);
             let mut left = self.map.entries_in(region);
-            let region_end = self.map.region_end(region);
-            let mut block = self.map.region_first(region);
             while left > 0 {
                 block = self.map.run_end(block, region_end, false);
                 if block == region_end {
@@ -470,10 +494,9 @@ impl Volume {
                 }
                 block += 1;
             }
+            block = region_end;
         }
-        let block = memory.block_mut(slot);
-        self.map
-            .compose(&self.config.move_id, bitmap_block, &words, block);
+        words
     }
 
     pub(crate) fn bitmap_block_ended(&mut self, slot: u16, result: Result<(), Failure>) {
@@ -508,5 +531,51 @@ impl Volume {
         }
         self.hydration.recorded(&mut self.map);
         self.retry = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::Map;
+    use crate::unsettled::Entry;
+    use crate::{Config, metadata_size};
+
+    #[test]
+    fn what_is_not_covered_is_withheld_on_both_sides_of_a_sectors_end() {
+        const SIZE: u64 = 64 << 20;
+        let config = Config::new([1; 16], SIZE, metadata_size(SIZE));
+        let mut volume = Volume::format(config).unwrap();
+        volume.map = Map::new(SIZE / crate::BLOCK_SIZE, 256);
+        volume.checkpoint.covers = 7;
+        let seam = BLOCKS_PER_SECTOR;
+        volume.map.set_all_local(seam - 40, seam + 40);
+        let entries = [
+            (seam - 30, 8, true),
+            (seam - 1, 8, true),
+            (seam, 7, false),
+            (seam + 1, 7, true),
+            (seam + 30, 8, true),
+        ];
+        for (block, sequence, content) in entries {
+            volume.map.entry_added(block);
+            let entry = Entry {
+                busy: false,
+                content,
+                sequence,
+                owed_after: 0,
+            };
+            volume.unsettled.insert(block, entry);
+        }
+        let sectors = [volume.recordable(0), volume.recordable(1)];
+        let recorded = |block: u64| {
+            let (sector, bit) = (block / BLOCKS_PER_SECTOR, block % BLOCKS_PER_SECTOR);
+            sectors[sector as usize][(bit / 64) as usize] >> (bit % 64) & 1 == 1
+        };
+        let withheld: Vec<_> = (seam - 40..seam + 40)
+            .filter(|block| !recorded(*block))
+            .collect();
+        assert_eq!(withheld, [seam - 30, seam - 1, seam, seam + 30]);
+        assert!(!recorded(seam - 41) && !recorded(seam + 40));
     }
 }

@@ -319,12 +319,12 @@ impl Hydration {
     /// Blocks from `first` to `end` that were copied and may not be recorded.
     pub(crate) fn unrecorded_in(&self, first: u64, end: u64, withhold: &mut impl FnMut(u64)) {
         for extent in &self.unrecorded_extents {
-            if extent.recording || extent.first < first || extent.first >= end {
+            if extent.recording || extent.first >= end || extent.first + 256 <= first {
                 continue;
             }
-            (0..256)
-                .filter(|bit| extent.blocks.has(*bit))
-                .for_each(|bit| withhold(extent.first + bit));
+            (first.max(extent.first)..end.min(extent.first + 256))
+                .filter(|block| extent.contains(*block))
+                .for_each(&mut *withhold);
         }
     }
 
@@ -696,5 +696,32 @@ impl Volume {
             flushed,
             recording: false,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_extent_is_withheld_on_both_sides_of_a_sectors_end() {
+        let mut hydration = Hydration::new(1);
+        let extent = Unrecorded {
+            first: 3840,
+            blocks: Mask::run(0, 256),
+            after: 1,
+            flushed: false,
+            recording: false,
+        };
+        hydration.unrecorded_extents.push(extent);
+        let seam = crate::bitmap::BLOCKS_PER_SECTOR;
+        let withheld = |first, end| {
+            let mut blocks = Vec::new();
+            hydration.unrecorded_in(first, end, &mut |block| blocks.push(block));
+            blocks
+        };
+        assert!(withheld(0, seam).into_iter().eq(3840..seam));
+        assert!(withheld(seam, 2 * seam).into_iter().eq(seam..4096));
+        assert!(withheld(2 * seam, 3 * seam).is_empty());
     }
 }

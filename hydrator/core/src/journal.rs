@@ -72,7 +72,10 @@ pub enum Stale {
 /// CRC-32C of a block's content, bound to block and epoch, before any content.
 #[must_use]
 pub fn checksum_seed(epoch: u64, block: u64) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&epoch.to_le_bytes()), &block.to_le_bytes())
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&epoch.to_le_bytes());
+    bytes[8..].copy_from_slice(&block.to_le_bytes());
+    crc32c::crc32c(&bytes)
 }
 
 /// CRC-32C of a block's content, bound to block and epoch.

@@ -4,8 +4,13 @@
 
 use crate::BLOCK_SIZE;
 use crate::bitmap::{
-    BLOCKS_PER_BITMAP_BLOCK, WORDS_PER_BITMAP_BLOCK, WORDS_PER_SECTOR, encode_sector,
+    BLOCKS_PER_BITMAP_BLOCK, BLOCKS_PER_SECTOR, SECTORS_PER_BITMAP_BLOCK, WORDS_PER_BITMAP_BLOCK,
+    WORDS_PER_SECTOR, encode_sector, encode_words,
 };
+use crate::superblock::u64_at;
+
+/// Where a sector of the bitmap has what follows its words.
+const TRAILER: usize = WORDS_PER_SECTOR * 8;
 
 /// In [`Region::pending`]: blocks of the region were hydrated and have no bit.
 const HYDRATED: u16 = 1 << 15;
@@ -29,9 +34,12 @@ pub(crate) struct Map {
     region_shift: u32,
     local: Vec<u64>,
     regions: Vec<Region>,
-    /// Bitmap blocks that say less than is local.
+    /// Sectors of the bitmap that say less than is local, or more.
     dirty: Vec<u64>,
     dirty_count: u64,
+    /// For each sector of the bitmap what follows its words, checksum and all,
+    /// as it was composed last; 0 if it was not. True of those not dirty.
+    trailers: Vec<u64>,
     remote: u64,
 }
 
@@ -49,7 +57,9 @@ impl Map {
         let bitmap_blocks = blocks.div_ceil(BLOCKS_PER_BITMAP_BLOCK) as usize;
         let regions = blocks.div_ceil(1 << self.region_shift) as usize;
         self.local.resize(bitmap_blocks * WORDS_PER_BITMAP_BLOCK, 0);
-        self.dirty.resize(bitmap_blocks.div_ceil(64), 0);
+        let sectors = bitmap_blocks * SECTORS_PER_BITMAP_BLOCK as usize;
+        self.dirty.resize(sectors.div_ceil(64), 0);
+        self.trailers.resize(sectors, 0);
         self.regions.resize(regions, Region::default());
         self.remote += blocks - self.blocks;
         self.blocks = blocks;
@@ -113,7 +123,7 @@ impl Map {
             *word |= bit;
             self.remote -= 1;
         }
-        self.set_dirty(block / BLOCKS_PER_BITMAP_BLOCK);
+        self.set_dirty(block / BLOCKS_PER_SECTOR);
     }
 
     pub(crate) fn set_all_local(&mut self, first: u64, end: u64) {
@@ -126,7 +136,7 @@ impl Map {
             if new != 0 {
                 *word |= new;
                 self.remote -= u64::from(new.count_ones());
-                self.set_dirty(block / BLOCKS_PER_BITMAP_BLOCK);
+                self.set_dirty(block / BLOCKS_PER_SECTOR);
             }
             block = stop;
         }
@@ -138,12 +148,13 @@ impl Map {
         if *word & bit != 0 {
             *word &= !bit;
             self.remote += 1;
+            self.set_dirty(block / BLOCKS_PER_SECTOR);
         }
     }
 
-    fn set_dirty(&mut self, bitmap_block: u64) {
-        let word = &mut self.dirty[(bitmap_block / 64) as usize];
-        let bit = 1 << (bitmap_block % 64);
+    fn set_dirty(&mut self, sector: u64) {
+        let word = &mut self.dirty[(sector / 64) as usize];
+        let bit = 1 << (sector % 64);
         if *word & bit == 0 {
             *word |= bit;
             self.dirty_count += 1;
@@ -154,18 +165,22 @@ impl Map {
         self.dirty_count > 0
     }
 
-    /// The first block of the bitmap from `from` on that is to be written; it
-    /// counts as written from now on.
-    pub(crate) fn take_dirty(&mut self, from: u64) -> Option<u64> {
-        let mut at = (from / 64) as usize;
-        let mut mask = u64::MAX << (from % 64);
+    /// The first block of the bitmap from `from` on that is to be written, and
+    /// which of its sectors have changed, one bit each; they count as written
+    /// from now on.
+    pub(crate) fn take_dirty(&mut self, from: u64) -> Option<(u64, u8)> {
+        const BLOCKS: u64 = 64 / SECTORS_PER_BITMAP_BLOCK;
+        let mut at = (from / BLOCKS) as usize;
+        let mut mask = u64::MAX << (from % BLOCKS * SECTORS_PER_BITMAP_BLOCK);
         while at < self.dirty.len() {
             let word = self.dirty[at] & mask;
             if word != 0 {
-                let bit = word.trailing_zeros();
-                self.dirty[at] &= !(1 << bit);
-                self.dirty_count -= 1;
-                return Some(at as u64 * 64 + u64::from(bit));
+                let block = u64::from(word.trailing_zeros()) / SECTORS_PER_BITMAP_BLOCK;
+                let shift = block * SECTORS_PER_BITMAP_BLOCK;
+                let sectors = (word >> shift) as u8;
+                self.dirty[at] &= !(u64::from(sectors) << shift);
+                self.dirty_count -= u64::from(sectors.count_ones());
+                return Some((at as u64 * BLOCKS + block, sectors));
             }
             at += 1;
             mask = u64::MAX;
@@ -173,30 +188,36 @@ impl Map {
         None
     }
 
-    /// What is local of the blocks that a block of the bitmap stands for.
-    pub(crate) fn words(&self, bitmap_block: u64) -> &[u64] {
-        let first = bitmap_block as usize * WORDS_PER_BITMAP_BLOCK;
-        &self.local[first..first + WORDS_PER_BITMAP_BLOCK]
+    /// What is local of the blocks that a sector of the bitmap stands for.
+    pub(crate) fn words(&self, sector: u64) -> &[u64] {
+        let first = sector as usize * WORDS_PER_SECTOR;
+        &self.local[first..first + WORDS_PER_SECTOR]
     }
 
-    /// Compose a block of the bitmap from what may be recorded; it stays dirty
+    /// Compose a sector of the bitmap that is not dirty, as it was before; false
+    /// if it was not composed yet.
+    pub(crate) fn compose_again(&self, sector: u64, bytes: &mut [u8]) -> bool {
+        let trailer = self.trailers[sector as usize];
+        if trailer != 0 {
+            encode_words(self.words(sector), bytes);
+            bytes[TRAILER..].copy_from_slice(&trailer.to_le_bytes());
+        }
+        trailer != 0
+    }
+
+    /// Compose a sector of the bitmap from what may be recorded; it stays dirty
     /// if that is less than what is local.
     pub(crate) fn compose(
         &mut self,
         move_id: &[u8; 16],
-        bitmap_block: u64,
+        sector: u64,
         words: &[u64],
-        block: &mut [u8],
+        bytes: &mut [u8],
     ) {
-        if words != self.words(bitmap_block) {
-            self.set_dirty(bitmap_block);
-        }
-        for (index, (words, sector)) in words
-            .chunks_exact(WORDS_PER_SECTOR)
-            .zip(block.chunks_exact_mut(512))
-            .enumerate()
-        {
-            encode_sector(move_id, bitmap_block * 8 + index as u64, words, sector);
+        encode_sector(move_id, sector, words, bytes);
+        self.trailers[sector as usize] = u64_at(bytes, TRAILER);
+        if words != self.words(sector) {
+            self.set_dirty(sector);
         }
     }
 
@@ -305,5 +326,46 @@ mod tests {
             assert_eq!(together.remote(), one_by_one.remote());
             assert_eq!(together.dirty, one_by_one.dirty);
         }
+    }
+    #[test]
+    fn a_sector_that_has_not_changed_is_composed_as_it_was() {
+        let mut map = Map::new(BLOCKS_PER_BITMAP_BLOCK, 256);
+        let (mut first, mut again) = ([0; 512], [0; 512]);
+        assert!(!map.compose_again(3, &mut again));
+        map.set_local(3 * BLOCKS_PER_SECTOR + 5);
+        let words = map.words(3).to_vec();
+        map.compose(&[7; 16], 3, &words, &mut first);
+        assert!(map.compose_again(3, &mut again));
+        assert_eq!(first, again);
+    }
+
+    #[test]
+    fn a_sector_is_dirty_when_it_changes_and_when_not_all_is_recorded() {
+        let mut map = Map::new(20 * BLOCKS_PER_BITMAP_BLOCK, 256);
+        let (block, sector) = (9 * BLOCKS_PER_BITMAP_BLOCK, 9 * SECTORS_PER_BITMAP_BLOCK);
+        let changes: [fn(&mut Map, u64); 4] = [
+            |map, first| map.set_local(first),
+            |map, first| map.set_all_local(first + 1, first + 3),
+            |map, first| map.set_remote(first),
+            |map, first| {
+                let sector = first / BLOCKS_PER_SECTOR;
+                map.compose(&[7; 16], sector, &[0; WORDS_PER_SECTOR], &mut [0; 512]);
+            },
+        ];
+        for change in changes {
+            change(&mut map, block + BLOCKS_PER_SECTOR);
+            assert!(map.any_dirty());
+            assert_eq!(map.take_dirty(10), None);
+            assert_eq!(map.take_dirty(3), Some((9, 0b10)));
+            assert!(!map.any_dirty());
+        }
+        let words = map.words(sector + 1).to_vec();
+        map.compose(&[7; 16], sector + 1, &words, &mut [0; 512]);
+        assert!(!map.any_dirty());
+        map.set_local(block);
+        map.set_local(block + 7 * BLOCKS_PER_SECTOR);
+        map.set_local(block + 8 * BLOCKS_PER_SECTOR);
+        assert_eq!(map.take_dirty(0), Some((9, 0b1000_0001)));
+        assert_eq!(map.take_dirty(9), Some((10, 1)));
     }
 }

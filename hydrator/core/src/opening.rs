@@ -193,16 +193,13 @@ impl Volume {
             Step::Compare => self.begin_comparing(),
             Step::Bits => {
                 while self.free_blocks.len() > 8 {
-                    let Some(bitmap_block) = self.map.take_dirty(0) else {
+                    let Some((bitmap_block, changed)) = self.map.take_dirty(0) else {
                         return;
                     };
                     let Some(slot) = self.take_block(0) else {
                         return;
                     };
-                    let words = self.map.words(bitmap_block).to_vec();
-                    let block = memory.block_mut(slot);
-                    self.map
-                        .compose(&self.config.move_id, bitmap_block, &words, block);
+                    self.compose_bitmap(bitmap_block, changed, slot, memory);
                     let io = self.opening_io(u64::from(slot));
                     let at = self.superblock.bitmap_first() + bitmap_block;
                     self.write_metadata(io, at, slot, false);
