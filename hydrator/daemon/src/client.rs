@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The other end of the control socket.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -29,9 +29,19 @@ pub fn ask(runtime: &Path, request: &Request) -> anyhow::Result<()> {
     }
 }
 
-/// Whether a hydrator is there to be asked.
-pub(crate) fn answers(runtime: &Path) -> bool {
-    UnixStream::connect(runtime.join(CONTROL)).is_ok()
+/// Whether nobody was there to take a request, or died before it could.
+pub(crate) fn is_gone(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref::<io::Error>().is_some_and(|error| {
+            matches!(
+                error.kind(),
+                ErrorKind::NotFound
+                    | ErrorKind::ConnectionRefused
+                    | ErrorKind::ConnectionReset
+                    | ErrorKind::BrokenPipe
+            )
+        })
+    })
 }
 
 /// The status of the hydrator in `runtime`; None if none answers promptly.

@@ -24,7 +24,11 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// hydrator or the kernel says if it refuses.
 pub fn abort(runtime: &Path) -> anyhow::Result<()> {
     let start = Instant::now();
-    while !client::answers(runtime) {
+    loop {
+        match client::ask(runtime, &Request::Abort) {
+            Err(error) if client::is_gone(&error) => {}
+            told => return told,
+        }
         if !Runtime::is_supervised(runtime) {
             return remove(runtime);
         }
@@ -37,7 +41,6 @@ pub fn abort(runtime: &Path) -> anyhow::Result<()> {
         }
         std::thread::sleep(INTERVAL);
     }
-    client::ask(runtime, &Request::Abort)
 }
 
 fn remove(directory: &Path) -> anyhow::Result<()> {
