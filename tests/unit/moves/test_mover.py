@@ -508,7 +508,6 @@ class DiscardTest(MoverTestCase):
         self.cloud.settle()
         self.assertEqual([], self.cloud.leftovers([]))
 
-
     def test_delete_whose_session_does_not_end_is_finished_later(self):
         self.cloud.watch()
         faults = self.cloud.nodes[base.B].faults
