@@ -76,6 +76,9 @@ class RunningGuestTest(base.LabTestCase):
         self.ledger = ledgers.Ledger(self.volume, sizes.GIB)
         self.source = self.home(self.volume)
         self.first = self.attach(self.volume, self.source)
+        # The ledger begins with zeros, a thick volume with what the disk held.
+        self.source.run(['blkdiscard', '--zeroout', self.first.device],
+                        timeout=base.PATIENCE)
 
     def live(self, attachment):
         """A guest that has read all that should be there."""
