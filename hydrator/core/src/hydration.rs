@@ -648,7 +648,6 @@ impl Volume {
     pub(crate) fn drop_copy(&mut self, slot: u16) {
         if let Some(copy) = self.hydration.end(slot) {
             self.map.set_copying(self.map.region_of(copy.first), false);
-            self.pace.landed();
         }
         self.retry = true;
     }

@@ -327,6 +327,7 @@ mod tests {
             assert_eq!(together.dirty, one_by_one.dirty);
         }
     }
+
     #[test]
     fn a_sector_that_has_not_changed_is_composed_as_it_was() {
         let mut map = Map::new(BLOCKS_PER_BITMAP_BLOCK, 256);

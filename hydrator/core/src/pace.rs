@@ -77,8 +77,6 @@ pub(crate) struct Pace {
     slowdown: u64,
     samples: u64,
     sample: Option<Sample>,
-    /// Copies in flight.
-    copies: u32,
     /// Mean time of a request of each sort without copies; 0 if unknown.
     alone: [u64; SORTS],
 }
@@ -101,7 +99,6 @@ impl Pace {
             slowdown: 0,
             samples: 0,
             sample: None,
-            copies: 0,
             alone: [0; SORTS],
         }
     }
@@ -119,9 +116,10 @@ impl Pace {
         }
     }
 
-    /// A request of the guest has come, of so many bytes.
+    /// A request of the guest has come, of so many bytes; alone, if nothing is
+    /// being copied.
     #[inline]
-    pub(crate) fn begun(&mut self, now: Time, tag: Tag, kind: Kind, length: u64) {
+    pub(crate) fn begun(&mut self, now: Time, tag: Tag, kind: Kind, length: u64, alone: bool) {
         self.asked = true;
         if self.allowed.is_none() {
             self.allowed = Some(self.configured.minimum);
@@ -132,7 +130,7 @@ impl Pace {
                 tag,
                 begun: now,
                 sort: kind as usize * 3 + size,
-                alone: self.copies == 0,
+                alone,
             });
         }
     }
@@ -213,7 +211,6 @@ impl Pace {
 
     /// So many bytes are being copied.
     pub(crate) fn spend(&mut self, bytes: u64) {
-        self.copies += 1;
         if let Some(sample) = &mut self.sample {
             sample.alone = false;
         }
@@ -223,11 +220,6 @@ impl Pace {
         } else {
             self.budget = 0;
         }
-    }
-
-    /// They have been copied, or could not be.
-    pub(crate) const fn landed(&mut self) {
-        self.copies = self.copies.saturating_sub(1);
     }
 
     /// Whether this is a pause to look at requests alone.

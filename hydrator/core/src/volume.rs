@@ -293,7 +293,7 @@ impl Volume {
             return self.refuse(request.tag, Failure::NotOpen);
         }
         if request.operation == Operation::Flush {
-            self.pace.begun(self.now, request.tag, pace::Kind::Flush, 0);
+            self.time_request(&request, pace::Kind::Flush);
             return self.flush_requested(request.tag);
         }
         let size = self.map.size();
@@ -326,6 +326,13 @@ impl Volume {
         self.now
     }
 
+    #[inline]
+    fn time_request(&mut self, request: &Request, kind: pace::Kind) {
+        let alone = self.hydration.is_idle();
+        self.pace
+            .begun(self.now, request.tag, kind, request.length, alone);
+    }
+
     fn refuse(&mut self, tag: Tag, failure: Failure) {
         self.actions.push_back(Action::Complete {
             tag,
@@ -349,8 +356,7 @@ impl Volume {
         }
         let (first, end) = blocks(request.offset, request.length);
         if self.map.all_local(first, end) && !self.is_overwritten(first, end) {
-            self.pace
-                .begun(self.now, request.tag, pace::Kind::Read, request.length);
+            self.time_request(&request, pace::Kind::Read);
             self.passing += 1;
             self.actions.push_back(Action::Read {
                 io: io(kind::PASS, u64::from(request.tag.0)),
@@ -364,12 +370,7 @@ impl Volume {
             });
             return;
         }
-        self.pace.begun(
-            self.now,
-            request.tag,
-            pace::Kind::RemoteRead,
-            request.length,
-        );
+        self.time_request(&request, pace::Kind::RemoteRead);
         self.admit(request, false, Phase::Read, memory);
     }
 
@@ -380,8 +381,7 @@ impl Volume {
         if length == 0 {
             return self.answer(request.tag, Ok(()));
         }
-        self.pace
-            .begun(self.now, request.tag, pace::Kind::Write, request.length);
+        self.time_request(&request, pace::Kind::Write);
         let (first, end) = blocks(request.offset, request.length);
         if self.all_settled(first, end) {
             self.passing += 1;

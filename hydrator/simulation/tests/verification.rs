@@ -84,6 +84,30 @@ fn seen(machine: &mut Machine, random: &mut Rng) -> Vec<u8> {
 }
 
 #[test]
+fn what_is_compared_gets_faster_beside_a_guest_that_does_not_notice() {
+    let mut random = Rng::with_seed(6);
+    let mut config = config(4096, Verify::Full);
+    config.rate.minimum = 1 << 20;
+    config.rate.limit = Some(4 << 20);
+    let mut machine = begun(&config, SOURCE, &mut random);
+    run_until(&mut machine, &mut random, |machine| {
+        machine.volume.progress().verified > 1 << 20
+    });
+    let mut fastest = 0;
+    write(&mut machine, 0, 1);
+    let end = machine.now.after(1_000_000_000);
+    while machine.now < end {
+        step(&mut machine, &mut random);
+        if machine.answers.pop().is_some() {
+            machine.take_buffer(Tag(1));
+            write(&mut machine, 0, 1);
+        }
+        fastest = fastest.max(machine.volume.progress().rate.unwrap_or(0));
+    }
+    assert!(fastest > config.rate.minimum);
+}
+
+#[test]
 fn what_was_written_wrong_is_copied_again() {
     let mut random = Rng::with_seed(1);
     let mut machine = begun(&config(64, Verify::Full), SOURCE, &mut random);

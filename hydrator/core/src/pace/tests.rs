@@ -59,7 +59,6 @@ fn run(pace: &mut Pace, disk: Disk, guest: Option<Guest>, from: u64, to: u64) ->
     while now < to {
         if let Some(index) = copies.iter().position(|end| *end <= now) {
             copies.swap_remove(index);
-            pace.landed();
             continue;
         }
         if request.is_some_and(|end| end <= now) {
@@ -70,7 +69,8 @@ fn run(pace: &mut Pace, disk: Disk, guest: Option<Guest>, from: u64, to: u64) ->
         }
         if let Some(guest) = guest.filter(|_| next.is_some_and(|at| at <= now)) {
             next = None;
-            pace.begun(Time(now), TAG, guest.kind, guest.length);
+            let alone = copies.is_empty();
+            pace.begun(Time(now), TAG, guest.kind, guest.length, alone);
             free = free.max(now) + guest.length * SECOND / disk.speed;
             request = Some(free + disk.delay);
         }
@@ -89,8 +89,6 @@ fn run(pace: &mut Pace, disk: Disk, guest: Option<Guest>, from: u64, to: u64) ->
         let events = copies.iter().copied().chain(request).chain(next);
         now = events.chain(wake).min().unwrap_or(to);
     }
-    // The next run begins with nothing in flight.
-    copies.iter().for_each(|_| pace.landed());
     if request.is_some() {
         pace.ended(Time(to), TAG);
     }
@@ -193,7 +191,7 @@ fn a_guest_that_suffers_from_every_copy_gets_the_minimum_all_the_same() {
 #[test]
 fn who_comes_late_loses_none_of_the_minimum() {
     let mut pace = pace(None, 100 * MIB);
-    pace.begun(Time(0), TAG, Kind::Write, 4096);
+    pace.begun(Time(0), TAG, Kind::Write, 4096, true);
     let mut copied = 0;
     for now in (0..SECOND).step_by(80_000_000) {
         while pace.may_copy(Time(now)) {
@@ -221,7 +219,7 @@ fn a_request_that_takes_for_ever_holds_the_rate_down_before_it_ends() {
     let mut pace = pace(None, 10 * MIB);
     let beside = run(&mut pace, SSD, Some(WRITES), 0, 5 * SECOND);
     assert!(beside.rate(4 * SECOND, 5 * SECOND) > 20 * MIB);
-    pace.begun(Time(5 * SECOND), TAG, Kind::Write, 4096);
+    pace.begun(Time(5 * SECOND), TAG, Kind::Write, 4096, true);
     let course = run(&mut pace, SSD, None, 5 * SECOND, 9 * SECOND);
     assert!(course.rate(7 * SECOND, 9 * SECOND) <= 11 * MIB);
 }
