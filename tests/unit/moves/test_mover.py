@@ -483,6 +483,7 @@ class HydratorChainTest(ChainTest):
     data_path = 'hydrator'
 
 
+@ddt.ddt
 class DiscardTest(MoverTestCase):
 
     def setUp(self):
@@ -508,7 +509,7 @@ class DiscardTest(MoverTestCase):
         self.cloud.settle()
         self.assertEqual([], self.cloud.leftovers([]))
 
-    def test_delete_whose_session_does_not_end_is_finished_later(self):
+    def delete_with_a_session_that_does_not_end(self):
         self.cloud.watch()
         faults = self.cloud.nodes[base.B].faults
         faults.forget()
@@ -516,6 +517,18 @@ class DiscardTest(MoverTestCase):
                                      simulated.Fault.HANG)
         self.delete()
         self.assertNotEqual({}, self.cloud.nodes[base.B].volumes.disks)
+
+    def test_delete_whose_session_does_not_end_is_finished_later(self):
+        self.delete_with_a_session_that_does_not_end()
+        self.cloud.settle()
+        self.assertEqual([], self.cloud.leftovers([]))
+
+    @ddt.data(False, True)
+    def test_delete_is_finished_after_a_restart(self, power):
+        self.delete_with_a_session_that_does_not_end()
+        if power:
+            self.cloud.nodes[base.B].cut_power()
+        self.cloud.boot(base.B)
         self.cloud.settle()
         self.assertEqual([], self.cloud.leftovers([]))
 
