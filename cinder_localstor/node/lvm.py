@@ -68,19 +68,27 @@ def parse_logical_volumes(text: str) -> dict[str, dict[str, Any]]:
     return volumes
 
 
-def parse_configuration(text: str) -> dict[str, Any]:
-    """Settings that ``lvmconfig`` prints, one in a line.
+def parse_devices_section(text: str) -> dict[str, Any]:
+    """What ``lvmconfig`` says of how LVM finds its disks.
 
-    :raises OutputNotUnderstood: a line has another form
+    :returns: ``global_filter``, and ``use_devicesfile`` if this LVM knows it
+        (since 2.03.12)
+    :raises OutputNotUnderstood: one of them has another form, or there is no
+        filter
     """
     settings = {}
     for line in text.splitlines():
-        name, _equals, value = line.partition('=')
+        name, _equals, value = line.strip().partition('=')
+        if name not in ('use_devicesfile', 'global_filter'):
+            continue
         try:
             settings[name] = json.loads(value)
         except ValueError as error:
             raise exception.OutputNotUnderstood(
                 line=line, command='lvmconfig') from error
+    if 'global_filter' not in settings:
+        raise exception.OutputNotUnderstood(line=text[:200],
+                                            command='lvmconfig')
     return settings
 
 
@@ -151,13 +159,12 @@ class LVMVolumeGroup(interface.VolumeGroup):
 
     def _check_filter(self) -> None:
         """:raises LVMLooksIntoVolumes: it could activate a guest's group"""
-        text = self._command.run(
-            'lvmconfig', '--typeconfig', 'full', 'devices/use_devicesfile',
-            'devices/global_filter')
-        settings = parse_configuration(text)
+        # Not by their names: an LVM that does not know one fails.
+        settings = parse_devices_section(self._command.run(
+            'lvmconfig', '--typeconfig', 'full', 'devices'))
         if settings.get('use_devicesfile'):
             return
-        filters = settings.get('global_filter', [])
+        filters = settings['global_filter']
         if isinstance(filters, str):
             filters = [filters]
         for path in GUESTS_PATHS:

@@ -86,19 +86,26 @@ class FilterTest(base.TestCase):
     def test_other_filter_is_refused(self, text):
         self.assertRaises(ValueError, lvm.is_admitted, '/dev/sdz', [text])
 
-    def test_settings(self):
-        self.assertEqual(
-            {'use_devicesfile': 0,
-             'global_filter': ['a|^/dev/md=\\d$|', 'r|.*|']},
-            lvm.parse_configuration(
-                'use_devicesfile=0\n'
-                'global_filter=["a|^/dev/md=\\\\d$|","r|.*|"]\n'))
+    @ddt.data('', '\tuse_devicesfile=0\n')
+    def test_devices_section(self, devices_file):
+        text = ('devices {\n'
+                '\tdir="/dev"\n'
+                '%s'
+                '\tfilter=["a|.*|"]\n'
+                '\tglobal_filter=["a|^/dev/md=\\\\d$|","r|.*|"]\n'
+                '}\n' % devices_file)
+        settings = lvm.parse_devices_section(text)
+        self.assertEqual(['a|^/dev/md=\\d$|', 'r|.*|'],
+                         settings.pop('global_filter'))
+        self.assertEqual({'use_devicesfile': 0} if devices_file else {},
+                         settings)
 
-    @ddt.data('global_filter', 'global_filter=', 'global_filter=["a',
-              'something else')
-    def test_other_settings_are_refused(self, text):
+    @ddt.data('', 'something else', 'global_filter', 'global_filter=',
+              'global_filter=["a', 'filter=["r|.*|"]',
+              'global_filter=["r|.*|"]\nuse_devicesfile=')
+    def test_other_devices_section_is_refused(self, text):
         self.assertRaises(exception.OutputNotUnderstood,
-                          lvm.parse_configuration, text)
+                          lvm.parse_devices_section, text)
 
 
 class GroupTestCase(base.TestCase):
