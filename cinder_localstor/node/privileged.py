@@ -183,15 +183,10 @@ def protect_mapped_luns(iqn: str, initiator: str) -> None:
 
 
 @CONTEXT.entrypoint
-def install_udev_rules(path: str, text: str) -> bool:
-    """Put rules where udevd reads them; whether they were new."""
-    try:
-        with open(path) as file:
-            if file.read() == text:
-                return False
-    except FileNotFoundError:
-        pass
+def install_udev_rules(path: str, text: str) -> None:
+    """Put rules where udevd reads them: all of them or none."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, 'w') as file:
+    new = path + '.new'
+    with open(new, 'w') as file:
         file.write(text)
-    return True
+    os.replace(new, path)

@@ -66,14 +66,17 @@ def hide_group(command: commands.Commands, name: str) -> None:
     """Hide the logical volumes of a volume group, also those seen before."""
     # Device-mapper's name of a logical volume has each dash of the group's
     # and of its own doubled, and a single one between them.
-    rules = GROUP_RULES % name.replace('-', '--')
-    if _install(command, GROUP_PATH % name, rules):
-        command.run('udevadm', 'trigger', '--action', 'change',
-                    '--property-match', 'DM_VG_NAME=' + name)
+    mapped = name.replace('-', '--')
+    _install(command, GROUP_PATH % name, GROUP_RULES % mapped)
+    # What was looked into before, with no such rules, is told by what was
+    # found; who was killed before this gets here again at the next start.
+    command.run('udevadm', 'trigger', '--action', 'change',
+                '--subsystem-match', 'block',
+                '--attr-match', 'dm/name=%s-[!-]*' % mapped,
+                '--property-match', 'ID_FS_USAGE=?*',
+                '--property-match', 'ID_PART_TABLE_TYPE=?*')
 
 
-def _install(command: commands.Commands, path: str, rules: str) -> bool:
-    new = privileged.install_udev_rules(path, rules)
-    if new:
-        command.run('udevadm', 'control', '--reload')
-    return new
+def _install(command: commands.Commands, path: str, rules: str) -> None:
+    privileged.install_udev_rules(path, rules)
+    command.run('udevadm', 'control', '--reload')

@@ -197,12 +197,10 @@ class LabTestCase(testtools.TestCase):
 
     def wait_for_handle(self, attachment):
         """Wait until the device is there again after a power cut."""
-        end = time.monotonic() + PATIENCE
-        while attachment.node.run(['test', '-b', attachment.device],
-                                  check=False).returncode:
-            if time.monotonic() > end:
-                self.fail('%s does not come back' % attachment.device)
-            time.sleep(0.5)
+        self.wait_for('%s comes back' % attachment.device,
+                      lambda: attachment.node.run(
+                          ['test', '-b', attachment.device],
+                          check=False).returncode == 0)
 
     def other(self, node):
         return next(found for found in self.nodes if found is not node

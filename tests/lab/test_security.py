@@ -91,11 +91,32 @@ class SecurityTest(base.LabTestCase):
         self.destination.start()
         self.assert_hidden()
 
+    def test_file_system_that_a_node_knew_before_is_hidden_at_start(self):
+        seen = 'cinder-local/volume-seen'
+        try:
+            self.source.run(['sh', '-c',
+                             'rm /run/udev/rules.d/12-localstor*'])
+            self.source.run(['udevadm', 'control', '--reload'])
+            self.source.run(['lvcreate', '--yes', '--size', '8M',
+                             '--name', seen])
+            self.addCleanup(self.source.run, ['lvremove', '--yes', seen])
+            self.source.run(['mkfs.ext4', '-q', '-U', UUID, '/dev/' + seen])
+            # Who watches the disk may have begun too late.
+            self.source.run(['udevadm', 'trigger', '--action', 'change',
+                             '/dev/' + seen])
+            self.assertIn(UUID, self.links(self.source))
+        finally:
+            self.source.service('cinder-volume').restart()
+        self.wait_for('the links are gone',
+                      lambda: UUID not in self.links(self.source))
+
     def assert_hidden(self):
         for node in self.nodes:
-            node.run(['udevadm', 'settle'])
-            links = node.run(['ls', '/dev/disk/by-uuid'], check=False).stdout
-            self.assertNotIn(UUID, links, node.name)
+            self.assertNotIn(UUID, self.links(node), node.name)
+
+    def links(self, node):
+        node.run(['udevadm', 'settle'])
+        return node.run(['ls', '/dev/disk/by-uuid'], check=False).stdout
 
 
 UUID = 'deadbeef-0000-4000-8000-000000000001'

@@ -220,9 +220,12 @@ class FileTest(PrivilegedTestCase):
         self.assertRaises(OSError, privileged.forget_cached, path)
         self.assertEqual(before, len(os.listdir('/proc/self/fd')))
 
-    def test_rules_are_written_once(self):
+    def test_rules_are_replaced_as_a_whole(self):
         path = self.path('run/rules.d/56.rules')
-        self.assertTrue(privileged.install_udev_rules(path, 'text'))
-        self.assertFalse(privileged.install_udev_rules(path, 'text'))
-        self.assertTrue(privileged.install_udev_rules(path, 'other'))
+        privileged.install_udev_rules(path, 'text')
+        with mock.patch('os.replace', side_effect=OSError):
+            self.assertRaises(OSError, privileged.install_udev_rules, path,
+                              'other')
+        self.assertEqual(b'text', self.read(path))
+        privileged.install_udev_rules(path, 'other')
         self.assertEqual(b'other', self.read(path))
