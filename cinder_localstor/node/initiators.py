@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connects source copies through os-brick's iSCSI connector."""
+"""Connects source copies through open-iscsi.
+
+os-brick is asked for the node's name only.  Its connector holds one lock for
+all connections of a node while it logs in, and has six minutes of patience
+with a source that goes away in the middle: nothing else could be attached on
+the node meanwhile (hazard H9).  It would also flush a disk that is never
+written, and take the source node on top of it for a multipath device of its
+own.
+"""
 
 import dataclasses
 import functools
@@ -7,26 +15,25 @@ import glob
 import ipaddress
 import os
 import socket
-from typing import Any
 
 from cinder.volume import volume_utils
-from os_brick import exception as brick_exception
-from oslo_concurrency import processutils
-from oslo_log import log as logging
 import psutil
+import tenacity
 
 from cinder_localstor import exception
 from cinder_localstor.node import commands
 from cinder_localstor.node import interface
 from cinder_localstor.node import secrets
 
-LOG = logging.getLogger(__name__)
-
 LOGGED_IN = 'LOGGED_IN'
 SESSIONS = '/sys/class/iscsi_session'
-# Seconds to wait for the portal before open-iscsi is asked: its own patience
-# with a dead one is minutes.
+# Seconds to wait for the portal before open-iscsi is asked, and for the disk
+# after it has logged in
 PORTAL_TIMEOUT = 3
+DISK_TIMEOUT = 10
+# How often iscsid tries again to log in for the first time, see iscsid.conf:
+# each time takes up to 15 s by default, and whoever has called tries again.
+LOGIN_RETRIES = 1
 
 
 def parse_serial(page: bytes) -> str:
@@ -80,22 +87,16 @@ def own_addresses() -> list[str]:
     return sorted(found)
 
 
-class BrickInitiator(interface.Initiator):
+class OpenISCSIInitiator(interface.Initiator):
     """The open-iscsi initiator of this node."""
 
     def __init__(self, command: commands.Commands) -> None:
         self.host = socket.gethostname()
         self._command = command
 
-    @functools.cached_property
-    def _connector(self) -> Any:
-        # Made when it is needed: it looks for tools and host adapters.
-        return volume_utils.brick_get_connector('ISCSI',
-                                                device_scan_attempts=5)
-
     @functools.cache
     def name(self) -> str:
-        return self._connector.get_initiator()
+        return volume_utils.brick_get_connector('ISCSI').get_initiator()
 
     def address_towards(self, portal: str) -> str:
         address, port = _split(portal)
@@ -118,14 +119,8 @@ class BrickInitiator(interface.Initiator):
                 # open-iscsi does not get over every loss of a target by
                 # itself and fails what waits for it in the end.
                 self.disconnect(export)
-            try:
-                self._connector.connect_volume(_properties(export))
-            except (brick_exception.BrickException,
-                    processutils.ProcessExecutionError) as error:
-                raise exception.SourceUnreachable(
-                    host=self.host, iqn=export.iqn, portal=export.portal,
-                    reason=secrets.mask(str(error))) from error
-            device = self.connected().get(export.iqn)
+            self._log_in(export)
+            device = self._wait_for_disk(export)
         if not device:
             raise exception.SourceUnreachable(
                 host=self.host, iqn=export.iqn, portal=export.portal,
@@ -141,6 +136,31 @@ class BrickInitiator(interface.Initiator):
             raise exception.SourceUnreachable(
                 host=self.host, iqn=export.iqn, portal=export.portal,
                 reason=error) from error
+
+    def _log_in(self, export: interface.Export) -> None:
+        target = _target(export)
+        try:
+            self._command.run(*target, '--op', 'new')
+            self._command.run(*target, '--op', 'update',
+                              *_assignments(_record(export)))
+            self._command.run(*target, '--login')
+        except exception.CommandFailed as error:
+            reason = secrets.mask(str(error))
+        else:
+            return
+        # The record holds the secret. The error may not: it goes to the peer.
+        self.disconnect(export)
+        raise exception.SourceUnreachable(
+            host=self.host, iqn=export.iqn, portal=export.portal,
+            reason=reason)
+
+    def _wait_for_disk(self, export: interface.Export) -> str | None:
+        wait = tenacity.Retrying(
+            retry=tenacity.retry_if_result(lambda disk: not disk),
+            wait=tenacity.wait_fixed(0.1),
+            stop=tenacity.stop_after_delay(DISK_TIMEOUT),
+            retry_error_callback=lambda _state: None)
+        return wait(lambda: self.connected().get(export.iqn))
 
     def _verify(self, device: str, export: interface.Export) -> None:
         """A recycled device name must never pass as the source (H17).
@@ -162,13 +182,8 @@ class BrickInitiator(interface.Initiator):
                 expected=export.serial, iqn=export.iqn)
 
     def disconnect(self, export: interface.Export) -> None:
-        """Log out and forget the target.
-
-        Not through os-brick: it would flush a disk that is never written, and
-        take the source node on top of it for a multipath device of its own.
-        """
-        target = ('iscsiadm', '--mode', 'node', '--targetname', export.iqn,
-                  '--portal', export.portal)
+        """Log out and forget the target."""
+        target = _target(export)
         if export.iqn in sessions():
             self._command.run(*target, '--logout')
         try:
@@ -187,12 +202,19 @@ def _split(portal: str) -> tuple[str, int]:
     return address.strip('[]'), int(port)
 
 
-def _properties(export: interface.Export) -> dict[str, Any]:
-    return {'target_discovered': False,
-            'target_portal': export.portal,
-            'target_iqn': export.iqn,
-            'target_lun': export.lun,
-            'auth_method': 'CHAP',
-            'auth_username': export.username,
-            'auth_password': export.password,
-            'discard': False}
+def _target(export: interface.Export) -> tuple[str, ...]:
+    return ('iscsiadm', '--mode', 'node', '--targetname', export.iqn,
+            '--portal', export.portal)
+
+
+def _record(export: interface.Export) -> dict[str, str]:
+    """What open-iscsi is told of a target; the rest is as iscsid.conf says."""
+    return {'node.session.auth.authmethod': 'CHAP',
+            'node.session.auth.username': export.username,
+            'node.session.auth.password': export.password,
+            'node.session.initial_login_retry_max': str(LOGIN_RETRIES)}
+
+
+def _assignments(settings: dict[str, str]) -> list[str]:
+    return [word for name, value in settings.items()
+            for word in ('--name', name, '--value', value)]

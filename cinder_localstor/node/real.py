@@ -28,5 +28,5 @@ def node(configuration: Any) -> interface.Node:
         volumes=volumes, metadata=metadata,
         device_mapper=dmsetup.DmsetupDeviceMapper(command),
         target=targets.source_target(configuration, command),
-        initiator=initiators.BrickInitiator(command),
+        initiator=initiators.OpenISCSIInitiator(command),
         hydrators=hydrators.ProcessHydrators(command))

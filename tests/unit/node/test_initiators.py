@@ -4,12 +4,11 @@ import dataclasses
 import os
 import socket
 import tempfile
+import traceback
 import unittest
 from unittest import mock
 
 import ddt
-from os_brick import exception as brick_exception
-from oslo_concurrency import processutils
 
 from cinder_localstor import exception
 from cinder_localstor.node import initiators
@@ -97,14 +96,12 @@ class SessionsTest(unittest.TestCase):
 
 
 @ddt.ddt
-class BrickTest(unittest.TestCase):
+class OpenISCSITest(unittest.TestCase):
 
     def setUp(self):
         self.addCleanup(secrets.forget, PASSWORD)
         self.command = fakes.FakeCommands()
-        self.initiator = initiators.BrickInitiator(self.command)
-        self.connector = mock.Mock()
-        self.initiator._connector = self.connector
+        self.initiator = initiators.OpenISCSIInitiator(self.command)
         self.sessions = {}
         for name, value in (('sessions', lambda: self.sessions),):
             patched = mock.patch.object(initiators, name, value)
@@ -117,43 +114,56 @@ class BrickTest(unittest.TestCase):
         patched = mock.patch('builtins.open', side_effect=self.open)
         patched.start()
         self.addCleanup(patched.stop)
-        self.connector.connect_volume.side_effect = self.log_in
+        patched = mock.patch('tenacity.nap.time.sleep', self.sleep)
+        patched.start()
+        self.addCleanup(patched.stop)
+
+    def sleep(self, _seconds):
+        """The session has a disk a moment after the login."""
+        self.log_in()
 
     def open(self, path, mode='r'):
         self.assertEqual('/sys/class/block/sdb/device/vpd_pg80', path)
         return mock.mock_open(read_data=page(self.serial))()
 
-    def log_in(self, _properties=None, disk='/dev/sdb', state='LOGGED_IN'):
+    def log_in(self, disk='/dev/sdb', state='LOGGED_IN'):
         self.sessions[IQN] = initiators.Session(disk, state)
 
     def connect(self):
         return self.initiator.connect(EXPORT)
 
+    def actions(self):
+        """What open-iscsi was asked to do with the target."""
+        start = ('iscsiadm --mode node --targetname %s --portal '
+                 '192.0.2.1:3260 ' % IQN)
+        return [line.removeprefix(start) for line in self.command.ran]
+
     def test_connect(self):
         self.assertEqual('/dev/sdb', self.connect())
-        properties = self.connector.connect_volume.call_args.args[0]
-        self.assertEqual(
-            ('192.0.2.1:3260', IQN, 1, 'CHAP', 'user', PASSWORD),
-            tuple(properties[name] for name in (
-                'target_portal', 'target_iqn', 'target_lun', 'auth_method',
-                'auth_username', 'auth_password')))
-        self.assertEqual([], self.command.ran)
+        new, update, login = self.actions()
+        self.assertEqual(('--op new', '--login'), (new, login))
+        for name, value in (('authmethod', 'CHAP'), ('username', 'user'),
+                            ('password', PASSWORD)):
+            self.assertIn('--name node.session.auth.%s --value %s' % (
+                name, value), update)
+
+    def test_login_is_not_tried_for_minutes(self):
+        self.connect()
+        self.assertIn('--name node.session.initial_login_retry_max --value 1',
+                      self.actions()[1])
 
     def test_connected_disk_is_not_connected_again(self):
         self.log_in()
         self.assertEqual('/dev/sdb', self.connect())
-        self.connector.connect_volume.assert_not_called()
+        self.assertEqual([], self.command.ran)
 
     def test_session_that_does_not_work_is_ended_first(self):
         for disk, state in (('/dev/sda', 'FAILED'), ('', 'LOGGED_IN')):
             self.command.ran.clear()
             self.log_in(disk=disk, state=state)
             self.connect()
-            self.assertEqual(
-                ['iscsiadm --mode node --targetname %s --portal '
-                 '192.0.2.1:3260 %s' % (IQN, action)
-                 for action in ('--logout', '--op delete')],
-                self.command.ran)
+            self.assertEqual(['--logout', '--op delete', '--op new'],
+                             self.actions()[:3])
 
     def test_dead_portal_is_noticed_soon(self):
         self.knock.side_effect = OSError('No route to host')
@@ -161,7 +171,7 @@ class BrickTest(unittest.TestCase):
             self.connect()
         for part in ('192.0.2.1:3260', 'No route', IQN):
             self.assertIn(part, str(caught.exception))
-        self.connector.connect_volume.assert_not_called()
+        self.assertEqual([], self.command.ran)
         self.knock.assert_called_once_with(('192.0.2.1', 3260),
                                            initiators.PORTAL_TIMEOUT)
 
@@ -170,18 +180,25 @@ class BrickTest(unittest.TestCase):
             EXPORT, portal='[2001:db8::1]:3260'))
         self.assertEqual(('2001:db8::1', 3260), self.knock.call_args.args[0])
 
-    @ddt.data(brick_exception.VolumeDeviceNotFound(device='x'),
-              processutils.ProcessExecutionError(cmd='set ' + PASSWORD))
-    def test_failure_names_the_source_and_no_secret(self, error):
-        self.connector.connect_volume.side_effect = error
+    @ddt.data('--op new', '--op update', '--login')
+    def test_failure_leaves_no_record_and_names_no_secret(self, action):
+        self.command.answer(
+            'iscsiadm --mode node --targetname %s --portal 192.0.2.1:3260 %s'
+            % (IQN, action), exception.CommandFailed(
+                command='iscsiadm --value ' + PASSWORD, host='node1',
+                reason='no'))
         with self.assertRaises(exception.SourceUnreachable) as caught:
             self.connect()
         self.assertIn(IQN, str(caught.exception))
-        self.assertNotIn(PASSWORD, str(caught.exception))
+        self.assertEqual('--op delete', self.actions()[-1])
+        self.assertNotIn(PASSWORD, ''.join(
+            traceback.format_exception(caught.exception)))
 
     def test_session_without_a_disk_is_no_source(self):
-        self.connector.connect_volume.side_effect = None
-        self.assertRaises(exception.SourceUnreachable, self.connect)
+        clock = iter(range(1000))
+        with mock.patch('tenacity.nap.time.sleep'), \
+                mock.patch('time.monotonic', lambda: next(clock)):
+            self.assertRaises(exception.SourceUnreachable, self.connect)
 
     @ddt.data(b'another', b'')
     def test_disk_of_another_volume_is_never_taken(self, serial):
@@ -205,7 +222,6 @@ class BrickTest(unittest.TestCase):
     def test_disconnect_ends_a_session_in_any_state(self, state):
         self.log_in(state=state)
         self.initiator.disconnect(EXPORT)
-        self.connector.disconnect_volume.assert_not_called()
         self.assertEqual([True, True], [
             line.endswith(end) for line, end
             in zip(self.command.ran, ('--logout', '--op delete'))])
@@ -238,7 +254,9 @@ class BrickTest(unittest.TestCase):
         self.assertEqual({IQN: '/dev/sdb'}, self.initiator.connected())
 
     def test_name_is_asked_once(self):
-        self.connector.get_initiator.return_value = 'iqn.a'
-        for _time in range(2):
-            self.assertEqual('iqn.a', self.initiator.name())
-        self.connector.get_initiator.assert_called_once_with()
+        with mock.patch('cinder.volume.volume_utils.brick_get_connector'
+                        ) as connector:
+            connector.return_value.get_initiator.return_value = 'iqn.a'
+            for _time in range(2):
+                self.assertEqual('iqn.a', self.initiator.name())
+        connector.assert_called_once_with('ISCSI')
