@@ -154,9 +154,12 @@ class Disk:
 class SimulatedVolumeGroup(interface.VolumeGroup):
     """Logical volumes in memory."""
 
-    def __init__(self, name: str, total: int, faults: Faults) -> None:
+    def __init__(self, name: str, total: int, faults: Faults,
+                 is_used: Callable[[str], bool]) -> None:
+        """:param is_used: whether something lies on a device"""
         self.name = name
         self.total = total
+        self._is_used = is_used
         self.faults = faults
         self.disks: dict[str, Disk] = {}
 
@@ -226,6 +229,10 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
 
     @_fallible
     def remove(self, name: str) -> None:
+        if self._is_used(self.path(name)):
+            raise exception.CommandFailed(
+                command='remove ' + self.path(name), host=self.faults.host,
+                reason='it is used by another device')
         self.disks.pop(name, None)
 
 
@@ -634,6 +641,12 @@ class SimulatedHydrators(interface.Hydrators):
                 device=self.path(copy))
         self.processes.pop(copy, None)
 
+    def lie_on(self, path: str) -> bool:
+        """Whether a helper has a device open."""
+        return any(path in (process.arrival.map, process.arrival.copy,
+                            process.arrival.source)
+                   for process in self.processes.values())
+
     def copy_in_background(self, most: int) -> None:
         """What the helpers copy in a while, see `SimulatedNode.hydrate`."""
         for process in self.processes.values():
@@ -651,7 +664,8 @@ class SimulatedNode:
         """
         self.host = host
         self.faults = Faults(host)
-        self.volumes = SimulatedVolumeGroup('group', total, self.faults)
+        self.volumes = SimulatedVolumeGroup('group', total, self.faults,
+                                            self.is_used)
         self.metadata = self.volumes
         self.device_mapper = SimulatedDeviceMapper(self, self.faults)
         self.target = SimulatedTarget(self, self.faults)
@@ -684,6 +698,11 @@ class SimulatedNode:
     def disk(self, path: str) -> Disk:
         """The logical volume with a path."""
         return self.volumes.disks[path.rsplit('/', 1)[1]]
+
+    def is_used(self, path: str) -> bool:
+        """Whether something of the node lies on a device."""
+        return (self.device_mapper.lies_on(path)
+                or self.hydrators.lie_on(path))
 
     def check_device(self, path: str) -> None:
         """:raises CommandFailed: there is no such device"""

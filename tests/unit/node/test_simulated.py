@@ -145,6 +145,15 @@ class WorldTest(SimulatedTestCase):
         mapper.remove('below')
         self.assertEqual({}, mapper.nodes)
 
+    def test_logical_volume_that_something_lies_on_stays(self):
+        self.node.volumes.create('x', 1, frozenset())
+        self.node.device_mapper.create('above', self.linear('/dev/group/x'))
+        self.assertRaises(exception.CommandFailed,
+                          self.node.volumes.remove, 'x')
+        self.node.device_mapper.remove('above')
+        self.node.volumes.remove('x')
+        self.assertEqual({}, self.node.volumes.disks)
+
     def test_device_on_nothing_can_not_be_made(self):
         self.assertRaises(exception.CommandFailed,
                           self.node.device_mapper.create, 'h',
