@@ -6,6 +6,7 @@ import os
 import tempfile
 from unittest import mock
 
+from cinder import exception as cinder_exception
 import ddt
 
 from cinder_localstor import exception
@@ -231,6 +232,44 @@ class LioTest(TargetTestCase):
     def test_nothing_is_exported_without_the_module(self):
         self.patch('cinder_localstor.node.targets.CONFIGFS', '/absent')
         self.assertEqual(set(), self.target.exported())
+
+
+class LioOfMoveTest(TargetTestCase):
+    """With Cinder's own driver, and without its program."""
+
+    def setUp(self):
+        super().setUp()
+        self.patch('cinder_localstor.node.targets.CONFIGFS', self.directory)
+        self.patch('cinder_localstor.node.privileged.protect_mapped_luns')
+        self.patch('cinder.volume.targets.lio.utils.execute')
+        self.ran = []
+        self.patch('cinder.volume.targets.lio.LioAdm._execute',
+                   side_effect=self.execute)
+        self.target = targets.LioSourceTarget(self.configuration,
+                                              self.command)
+        self.export = self.target.describe(MOVE, INITIATOR, '192.0.2.2')
+        self.works = True
+
+    def execute(self, _program, action, *_arguments, **_kwargs):
+        self.ran.append(action)
+        if action == 'create' and self.works:
+            os.mkdir(os.path.join(self.directory, self.export.iqn))
+        return '', ''
+
+    def test_export_runs_no_more_programs_than_it_must(self):
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        self.assertEqual(['create', 'add-initiator'], self.ran)
+
+    def test_target_that_did_not_come_to_be_is_noticed(self):
+        self.works = False
+        self.assertRaises(cinder_exception.NotFound, self.target.export,
+                          MOVE, '/dev/mapper/v-handle', self.export)
+
+    def test_export_that_others_saved_does_not_come_back(self):
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        self.ran.clear()
+        self.target.unexport(MOVE)
+        self.assertEqual(['delete', 'save'], self.ran)
 
 
 class RemoteTest(base.TestCase):
