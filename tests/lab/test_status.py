@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
-import os
-import sys
 
 from tests.lab import base
 
@@ -10,22 +8,12 @@ from tests.lab import base
 class StatusTest(base.LabTestCase):
     """`cinder-localstor status` on a node with a move."""
 
-    def ask(self, node, *arguments):
-        """Exit status and output of the command."""
-        done = node.run(
-            [os.path.join(os.path.dirname(sys.executable),
-                          'cinder-localstor'),
-             '--config-file', '/etc/cinder/cinder.conf', 'status',
-             *arguments], check=False, timeout=base.PATIENCE,
-            environment={'COLUMNS': '100'})
-        return done.returncode, done.stdout
-
     def line_of(self, volume, node):
-        status, text = self.ask(node, '-f', 'json')
-        lines = [line for line in json.loads(text)
+        answer = self.localstor(node, 'status', '-f', 'json')
+        lines = [line for line in json.loads(answer.stdout)
                  if line['Volume'] == volume]
-        self.assertEqual(1, len(lines), text)
-        return status, lines[0]
+        self.assertEqual(1, len(lines), answer.stdout)
+        return answer.returncode, lines[0]
 
     def test_move_is_shown_while_it_runs_and_all_is_well_after_it(self):
         volume = self.create(size=3)
@@ -50,4 +38,4 @@ class StatusTest(base.LabTestCase):
         self.assertEqual(1, status)
         self.assertIn('handle', line['Problems'][0])
         node.service('cinder-volume').restart()
-        self.assertEqual(0, self.ask(node)[0])
+        self.assertEqual(0, self.localstor(node, 'status').returncode)
