@@ -212,7 +212,11 @@ def _record(export: interface.Export) -> dict[str, str]:
     return {'node.session.auth.authmethod': 'CHAP',
             'node.session.auth.username': export.username,
             'node.session.auth.password': export.password,
-            'node.session.initial_login_retry_max': str(LOGIN_RETRIES)}
+            'node.session.initial_login_retry_max': str(LOGIN_RETRIES),
+            'node.session.nr_sessions': '1',
+            'node.session.scan': 'auto',
+            # The driver logs in after a boot, when it knows what for.
+            'node.startup': 'manual'}
 
 
 def _assignments(settings: dict[str, str]) -> list[str]:

@@ -152,6 +152,13 @@ class OpenISCSITest(unittest.TestCase):
         self.assertIn('--name node.session.initial_login_retry_max --value 1',
                       self.actions()[1])
 
+    @ddt.data('node.session.nr_sessions --value 1',
+              'node.session.scan --value auto',
+              'node.startup --value manual')
+    def test_what_others_may_have_configured_does_not_matter(self, setting):
+        self.connect()
+        self.assertIn('--name ' + setting, self.actions()[1])
+
     def test_connected_disk_is_not_connected_again(self):
         self.log_in()
         self.assertEqual('/dev/sdb', self.connect())
