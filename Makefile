@@ -10,7 +10,7 @@ WORKSPACES := hydrator lab/disk
 # Tests in the lab that are left to "make soak"
 LONG := ThinLioChain|test_h5_h7|test_h17|test_h25_many|in_the_middle
 LONG := $(LONG)|test_hydrator|test_abandon|the_first_node_is_away
-LONG := $(LONG)|delete_while_two
+LONG := $(LONG)|delete_while_two|test_h25_storm
 # and some that others come close to
 LONG := $(LONG)|test_back_to_the_first|test_power_cut_of_the_destination
 LONG := $(LONG)|test_h18_shelved|test_peer_that_is_down|test_no_such_volume

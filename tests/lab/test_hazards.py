@@ -23,6 +23,8 @@ BLOCK = 4096  # bytes
 # How many volumes move at once (H25), and how often one moves (H5).  A soak
 # sets it higher.
 MANY = int(os.environ.get('LOCALSTOR_MANY', '4'))
+# Seconds for which everybody wants the same volume
+STORM = 40
 # How many of a test's calls Cinder has to answer at a time
 AT_ONCE = 6
 MARKER = 'remanence of %s' % uuid.uuid4()
@@ -377,3 +379,33 @@ class ManyTest(HazardTestCase):
         self.assertTrue(re.search('on its way|lives on', self.log_of(home)))
         self.wait_until_arrived(won[0])
         self.assertEqual(won[0].node.name, self.home(volume).name)
+
+    def test_h25_storm_of_attachments_leaves_the_volume_whole(self):
+        volume = self.create()
+        first = self.attach(volume, self.home(volume))
+        self.write(first)
+        content = self.checksum(first)
+        self.detach(first)
+
+        def come_and_go(number):
+            user, came = self.as_another(), 0
+            end = time.monotonic() + STORM
+            while time.monotonic() < end:
+                node = self.nodes[(number + came) % len(self.nodes)]
+                try:
+                    attachment = user.attach(volume, node)
+                except exceptions.HttpError as error:
+                    # Cinder's text for a call that took too long
+                    self.assertNotIn('Unable to update the attachment.',
+                                     str(error))
+                    time.sleep(0.5)
+                    continue
+                user.detach(attachment)
+                came += 1
+            return came
+        came = self.in_parallel(come_and_go, range(4))
+        self.assertGreater(sum(came), 4, came)
+        last = self.attach(volume, self.other(self.home(volume)))
+        self.assertEqual(content, self.checksum(last))
+        self.wait_until_arrived(last)
+        self.assertEqual(content, self.checksum(last))
