@@ -15,7 +15,8 @@ LONG := $(LONG)|delete_while_two|test_h25_storm
 LONG := $(LONG)|test_back_to_the_first|test_power_cut_of_the_destination
 LONG := $(LONG)|test_h18_shelved|test_peer_that_is_down|test_no_such_volume
 LONG := $(LONG)|test_kernel_without|ThinLioMoveTest.test_user_sees
-LONG := $(LONG)|just_been_swapped
+LONG := $(LONG)|just_been_swapped|while_the_data_arrives|test_buffered_export
+LONG := $(LONG)|test_extend_in_mid_move|test_handle_that_is_gone|knew_before
 
 .PHONY: help setup demo test unit-test rust-test rust lab-test lab-programs \
         soak bench lab-kernel lab-up lab-down clean
