@@ -109,6 +109,7 @@ def cinder(place: services.Place) -> Sections:
             'service_down_time': 20,
             'report_interval': 5,
             'rpc_response_timeout': 60,
+            'quota_volumes': -1, 'quota_gigabytes': -1,
             # Until then the scheduler takes no request; what it waits for
             # is a first report of the volume services.
             'scheduler_driver_init_wait_time': 3,

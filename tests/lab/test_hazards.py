@@ -24,7 +24,7 @@ BLOCK = 4096  # bytes
 # sets it higher.
 MANY = int(os.environ.get('LOCALSTOR_MANY', '4'))
 # Seconds for which everybody wants the same volume
-STORM = 40
+STORM = 60
 # How many of a test's calls Cinder has to answer at a time
 AT_ONCE = 6
 MARKER = 'remanence of %s' % uuid.uuid4()
@@ -404,7 +404,7 @@ class ManyTest(HazardTestCase):
                 came += 1
             return came
         came = self.in_parallel(come_and_go, range(4))
-        self.assertGreater(sum(came), 4, came)
+        self.assertGreater(sum(came), 2, came)
         last = self.attach(volume, self.other(self.home(volume)))
         self.assertEqual(content, self.checksum(last))
         self.wait_until_arrived(last)
