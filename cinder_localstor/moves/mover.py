@@ -227,7 +227,7 @@ class Mover:
 
         That is the privileged daemons of Cinder's targets and of os-brick.
         """
-        self._workers.submit(self._node.target.exported)
+        self._workers.submit(self._node.target.warm_up)
         self._workers.submit(self._node.initiator.name)
 
     def watch(self) -> None:

@@ -256,6 +256,10 @@ class SourceTarget(abc.ABC):
     """Exports of source copies, read-only, for one initiator each."""
 
     @abc.abstractmethod
+    def warm_up(self) -> None:
+        """Start what the first export would wait for."""
+
+    @abc.abstractmethod
     def portal(self) -> str:
         """Where the exports are found, as address:port."""
 

@@ -485,6 +485,9 @@ class SimulatedTarget(interface.SourceTarget):
         self.faults = faults
         self.exports: dict[str, tuple[interface.Export, str]] = {}
 
+    def warm_up(self) -> None:
+        pass
+
     def portal(self) -> str:
         return self.faults.host
 

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from cinder import context
+from cinder.privsep.targets import tgt as cinder_tgt
 from cinder.volume.targets import lio
 from cinder.volume.targets import tgt
 from cinder.volume import volume_utils
@@ -120,6 +121,10 @@ class TgtSourceTarget(_CinderTarget):
     lun = 1
     tells_serial = True
 
+    def warm_up(self) -> None:
+        # It is Cinder's privileged daemon that takes its time to start.
+        cinder_tgt.tgtadm_show()
+
     def export(self, move_id: str, device: str, export: interface.Export
                ) -> None:
         secrets.hide(export.password)
@@ -185,7 +190,10 @@ class LioSourceTarget(_CinderTarget):
     # It makes up a serial number of its own.
     tells_serial = False
 
-    @functools.cached_property
+    def warm_up(self) -> None:
+        self._driver()
+
+    @functools.cache
     def _driver(self) -> lio.LioAdm:
         # Made when it is needed: it runs a program to check itself.
         return _LioOfMove(configuration=self._configuration)
@@ -194,12 +202,12 @@ class LioSourceTarget(_CinderTarget):
                ) -> None:
         secrets.hide(export.password)
         if move_id not in self.exported():
-            self._driver.create_iscsi_target(
+            self._driver().create_iscsi_target(
                 export.iqn, 0, self.lun, device,
                 (export.username, export.password),
                 portals_ips=[self._configuration.target_ip_address],
                 portals_port=self._configuration.target_port)
-        self._driver.initialize_connection(
+        self._driver().initialize_connection(
             {'id': move_id, 'name': PREFIX + move_id,
              'provider_location': '%s,1 %s %d' % (export.portal, export.iqn,
                                                   export.lun),
@@ -210,8 +218,8 @@ class LioSourceTarget(_CinderTarget):
 
     def unexport(self, move_id: str) -> None:
         if move_id in self.exported():
-            self._driver.remove_iscsi_target(0, self.lun, move_id,
-                                             PREFIX + move_id)
+            self._driver().remove_iscsi_target(0, self.lun, move_id,
+                                               PREFIX + move_id)
 
     def exported(self) -> set[str]:
         return parse_targets(' '.join(_lio_targets()))

@@ -108,6 +108,11 @@ class TgtTest(TargetTestCase):
     def deleted(self):
         return self.command.ran_of(' '.join(targets.TGTADM) + ' --op delete')
 
+    def test_warm_up_starts_the_daemon_that_an_export_needs(self):
+        show = self.patch('cinder.privsep.targets.tgt.tgtadm_show')
+        self.target.warm_up()
+        show.assert_called_once_with()
+
     def test_description(self):
         self.override('target_port', 3333)
         export = self.target.describe(MOVE, INITIATOR,
@@ -192,7 +197,7 @@ class LioTest(TargetTestCase):
         self.target = targets.LioSourceTarget(self.configuration,
                                               self.command)
         self.driver = mock.Mock()
-        self.target._driver = self.driver
+        self.target._driver = lambda: self.driver
         self.export = self.target.describe(MOVE, INITIATOR,
                                            '192.0.2.2')
 
@@ -241,7 +246,7 @@ class LioOfMoveTest(TargetTestCase):
         super().setUp()
         self.patch('cinder_localstor.node.targets.CONFIGFS', self.directory)
         self.patch('cinder_localstor.node.privileged.protect_mapped_luns')
-        self.patch('cinder.volume.targets.lio.utils.execute')
+        self.checked = self.patch('cinder.volume.targets.lio.utils.execute')
         self.ran = []
         self.patch('cinder.volume.targets.lio.LioAdm._execute',
                    side_effect=self.execute)
@@ -255,6 +260,13 @@ class LioOfMoveTest(TargetTestCase):
         if action == 'create' and self.works:
             os.mkdir(os.path.join(self.directory, self.export.iqn))
         return '', ''
+
+    def test_after_a_warm_up_the_driver_need_not_be_checked(self):
+        self.target.warm_up()
+        self.checked.assert_called_once_with('cinder-rtstool', 'verify')
+        self.checked.reset_mock()
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        self.checked.assert_not_called()
 
     def test_export_runs_no_more_programs_than_it_must(self):
         self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
