@@ -26,7 +26,7 @@ MANY = int(os.environ.get('LOCALSTOR_MANY', '4'))
 # Seconds for which everybody wants the same volume
 STORM = 60
 # How many of a test's calls Cinder has to answer at a time
-AT_ONCE = 6
+AT_ONCE = 3
 MARKER = 'remanence of %s' % uuid.uuid4()
 ISCSID_CONF = '/etc/iscsi/iscsid.conf'
 # Seconds
