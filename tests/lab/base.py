@@ -84,6 +84,18 @@ class LabTestCase(testtools.TestCase):
                         'targetname 2>/dev/null'], check=False).stdout
         return out.split()
 
+    def localstor(self, node, *arguments):
+        """What ``cinder-localstor`` says on a node, with its exit status."""
+        return node.run(
+            [os.path.join(os.path.dirname(sys.executable),
+                          'cinder-localstor'),
+             '--config-file', '/etc/cinder/cinder.conf', *arguments],
+            check=False, timeout=PATIENCE, environment={'COLUMNS': '200'})
+
+    def log_of(self, node):
+        """What cinder-volume has logged on a node."""
+        return node.service('cinder-volume').log.read_text(errors='replace')
+
     def assert_nothing_left(self, before):
         end = time.monotonic() + PATIENCE
         left = leftovers.difference(before, self.everything())
@@ -98,18 +110,6 @@ class LabTestCase(testtools.TestCase):
             self.user.detach(attachment)
         for volume in self.volumes:
             self.user.delete_volume(volume)
-
-    def localstor(self, node, *arguments):
-        """What ``cinder-localstor`` says on a node, with its exit status."""
-        return node.run(
-            [os.path.join(os.path.dirname(sys.executable),
-                          'cinder-localstor'),
-             '--config-file', '/etc/cinder/cinder.conf', *arguments],
-            check=False, timeout=PATIENCE, environment={'COLUMNS': '200'})
-
-    def log_of(self, node):
-        """What cinder-volume has logged on a node."""
-        return node.service('cinder-volume').log.read_text(errors='replace')
 
     # What a user does
 

@@ -30,8 +30,10 @@ class AbandonTest(base.LabTestCase):
         self.assertEqual([], [name for name in self.lines(
             node, 'dmsetup', 'ls') if name.endswith('-handle')])
         status = self.localstor(node, 'status', '-f', 'json').stdout
-        for name in self.lines(node, 'lvs', '--noheadings', '--options',
-                               'lv_name', 'cinder-local'):
+        left = self.lines(node, 'lvs', '--noheadings', '--options',
+                          'lv_name', 'cinder-local')
+        self.assertNotEqual([], left)
+        for name in left:
             self.assertIn(name, status)
             node.run(['lvremove', '--yes', 'cinder-local/' + name])
 
