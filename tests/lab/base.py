@@ -227,9 +227,11 @@ class LabTestCase(testtools.TestCase):
 class MovedTestCase(LabTestCase):
     """A volume with content that has just been attached elsewhere."""
 
+    volume_type = 'local'
+
     def setUp(self):
         super().setUp()
-        self.volume = self.create(size=2)
+        self.volume = self.create(size=2, volume_type=self.volume_type)
         first = self.attach(self.volume, self.home(self.volume))
         self.write(first, size=20)
         self.content = self.checksum(first, size=20)

@@ -74,6 +74,10 @@ class InterruptedMoveTest(InterruptedMoveTestCase):
         self.wait_for_handle(self.moved)
         self.assert_arrives()
 
+
+class SourcePowerCutTest(InterruptedMoveTestCase):
+    """The source's exports are in nobody's saved configuration."""
+
     def test_power_cut_of_the_source(self):
         self.cut_power(self.source)
         # What has arrived is there while the rest is away.
@@ -81,6 +85,11 @@ class InterruptedMoveTest(InterruptedMoveTestCase):
                          self.checksum(self.moved, offset=1000, size=10))
         self.source.start()
         self.assert_arrives()
+
+
+class ThinLioSourcePowerCutTest(SourcePowerCutTest):
+
+    volume_type = 'thin'
 
 
 class HelperTest(InterruptedMoveTestCase):
