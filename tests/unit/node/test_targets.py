@@ -67,6 +67,17 @@ class TargetTestCase(base.TestCase):
         self.override('target_prefix', 'iqn.2010-10.org.openstack:')
         self.command = fakes.FakeCommands()
 
+    def assert_secret_is_in_no_log(self):
+        out = io.StringIO()
+        handler = logging.StreamHandler(out)
+        logging.getLogger().addHandler(handler)
+        self.addCleanup(logging.getLogger().removeHandler, handler)
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        logging.getLogger('cinder.volume.targets').error(
+            'Writes %s', {'chap_auth': self.export.password})
+        self.assertIn('Writes', out.getvalue())
+        self.assertNotIn(self.export.password, out.getvalue())
+
 
 @ddt.ddt
 class ChoiceTest(TargetTestCase):
@@ -176,15 +187,7 @@ class TgtTest(TargetTestCase):
                           MOVE)
 
     def test_secret_is_in_no_log(self):
-        out = io.StringIO()
-        handler = logging.StreamHandler(out)
-        logging.getLogger().addHandler(handler)
-        self.addCleanup(logging.getLogger().removeHandler, handler)
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
-        logging.getLogger('cinder.volume.targets.tgt').error(
-            'Writes %s', {'chap_auth': self.export.password})
-        self.assertIn('Writes', out.getvalue())
-        self.assertNotIn(self.export.password, out.getvalue())
+        self.assert_secret_is_in_no_log()
 
 
 class LioTest(TargetTestCase):
@@ -223,6 +226,9 @@ class LioTest(TargetTestCase):
         self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
         self.driver.create_iscsi_target.assert_not_called()
         self.protected.assert_called_once()
+
+    def test_secret_is_in_no_log(self):
+        self.assert_secret_is_in_no_log()
 
     def test_unexport(self):
         self.there()
