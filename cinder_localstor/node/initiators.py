@@ -166,7 +166,7 @@ class OpenISCSIInitiator(interface.Initiator):
         """A recycled device name must never pass as the source (H17).
 
         That the disk hangs on the session of the move's own IQN is known
-        from sysfs; a target that can also tells the move's id as serial.
+        from sysfs; its serial number is the move's id.
         """
         if not export.serial:
             return

@@ -86,8 +86,8 @@ class Export:
     """Where a source copy can be reached and how to prove who asks.
 
     `initiator`, from `address`, is the only one that is admitted; `serial` is
-    what the disk says of itself, '' where the target makes up a number of its
-    own.
+    what the disk says of itself, '' in moves begun by a version that let LIO
+    make one up.
     """
 
     portal: str

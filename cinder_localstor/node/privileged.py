@@ -172,17 +172,6 @@ def refuse_discards(device: str) -> None:
 
 
 @CONTEXT.entrypoint
-def protect_mapped_luns(iqn: str, initiator: str) -> None:
-    """Let LIO refuse every write of an initiator to a target."""
-    base = ('/sys/kernel/config/target/iscsi/%s/tpgt_1/acls/%s'
-            % (os.path.basename(iqn), os.path.basename(initiator)))
-    for entry in os.listdir(base):
-        if entry.startswith('lun_'):
-            with open(os.path.join(base, entry, 'write_protect'), 'w') as file:
-                file.write('1')
-
-
-@CONTEXT.entrypoint
 def install_udev_rules(path: str, text: str) -> None:
     """Put rules where udevd reads them: all of them or none."""
     os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports of source copies through Cinder's own target drivers.
+"""Exports of source copies, through tgt or LIO.
 
 An export belongs to one move: it has an IQN and a CHAP secret of its own,
 admits the one initiator of the destination and refuses writes.
 """
 
-import functools
 import os
 import re
 from typing import Any
 
 from cinder import context
 from cinder.privsep.targets import tgt as cinder_tgt
-from cinder.volume.targets import lio
 from cinder.volume.targets import tgt
 from cinder.volume import volume_utils
 from oslo_utils import fileutils
@@ -21,7 +19,7 @@ from oslo_utils import importutils
 from cinder_localstor import exception
 from cinder_localstor.node import commands
 from cinder_localstor.node import interface
-from cinder_localstor.node import privileged
+from cinder_localstor.node import lio
 from cinder_localstor.node import secrets
 
 # An IQN must not be reused by anything else: the name says whose it is, and
@@ -32,9 +30,6 @@ TGTADM = ('tgtadm', '--lld', 'iscsi', '--mode', 'target')
 TGT_TARGET = re.compile(r'^Target (?P<number>\d+): \S*'
                         + re.escape(PREFIX) + r'(?P<move_id>[0-9a-f-]{36})$',
                         re.MULTILINE)
-
-# Where the kernel shows LIO's iSCSI targets
-CONFIGFS = '/sys/kernel/config/target/iscsi'
 
 EXPORT_NAME = re.compile(re.escape(PREFIX) + r'(?P<move_id>[0-9a-f-]{36})')
 
@@ -87,11 +82,10 @@ class _TgtOfMove(tgt.TgtAdm):
 '''
 
 
-class _CinderTarget(interface.SourceTarget):
+class _IscsiTarget(interface.SourceTarget):
     """What tgt and LIO have in common."""
 
     lun: int
-    tells_serial: bool
 
     def __init__(self, configuration: Any, command: commands.Commands
                  ) -> None:
@@ -109,17 +103,16 @@ class _CinderTarget(interface.SourceTarget):
         return interface.Export(
             portal=self.portal(),
             iqn=self._configuration.target_prefix + PREFIX + move_id,
-            lun=self.lun, serial=move_id if self.tells_serial else '',
+            lun=self.lun, serial=move_id,
             initiator=initiator, address=address,
             username=volume_utils.generate_username(),
             password=volume_utils.generate_password())
 
 
-class TgtSourceTarget(_CinderTarget):
+class TgtSourceTarget(_IscsiTarget):
     """Exports through tgtd."""
 
     lun = 1
-    tells_serial = True
 
     def warm_up(self) -> None:
         # It is Cinder's privileged daemon that takes its time to start.
@@ -155,74 +148,25 @@ class TgtSourceTarget(_CinderTarget):
         return self._command.run(*TGTADM, '--op', 'show')
 
 
-class _LioOfMove(lio.LioAdm):
-    """Cinder's LIO driver, with two programs for an export instead of five.
-
-    Each of its calls of cinder-rtstool imports all of Cinder, which takes
-    seconds on a busy node, while a user waits for the volume.
-    """
-
-    def _get_target(self, iqn: str) -> str | None:
-        return iqn if iqn in _lio_targets() else None
-
-    def _persist_configuration(self, vol_id: str) -> None:
-        """Save nothing: the source's driver brings an export back."""
-
-    def remove_iscsi_target(self, tid: int, lun: int, vol_id: str,
-                            vol_name: str, **kwargs: Any) -> None:
-        super().remove_iscsi_target(tid, lun, vol_id, vol_name, **kwargs)
-        # Somebody else may have saved it.
-        super()._persist_configuration(vol_id)
-
-
-def _lio_targets() -> list[str]:
-    """IQNs that LIO has targets of, among other names."""
-    try:
-        return os.listdir(CONFIGFS)
-    except FileNotFoundError:
-        return []  # the module is not loaded: nothing was exported
-
-
-class LioSourceTarget(_CinderTarget):
+class LioSourceTarget(_IscsiTarget):
     """Exports through the kernel's target (LIO)."""
 
-    lun = 0
-    # It makes up a serial number of its own.
-    tells_serial = False
+    lun = lio.LUN
 
     def warm_up(self) -> None:
-        self._driver()
-
-    @functools.cache
-    def _driver(self) -> lio.LioAdm:
-        # Made when it is needed: it runs a program to check itself.
-        return _LioOfMove(configuration=self._configuration)
+        lio.prepare()
 
     def export(self, move_id: str, device: str, export: interface.Export
                ) -> None:
         secrets.hide(export.password)
-        if move_id not in self.exported():
-            self._driver().create_iscsi_target(
-                export.iqn, 0, self.lun, device,
-                (export.username, export.password),
-                portals_ips=[self._configuration.target_ip_address],
-                portals_port=self._configuration.target_port)
-        self._driver().initialize_connection(
-            {'id': move_id, 'name': PREFIX + move_id,
-             'provider_location': '%s,1 %s %d' % (export.portal, export.iqn,
-                                                  export.lun),
-             'provider_auth': 'CHAP %s %s' % (export.username,
-                                              export.password)},
-            {'initiator': export.initiator})
-        privileged.protect_mapped_luns(export.iqn, export.initiator)
+        lio.export(export, device)
 
     def unexport(self, move_id: str) -> None:
-        if move_id in self.exported():
-            self._driver().remove_iscsi_target(0, self.lun, move_id,
-                                               PREFIX + move_id)
+        for iqn in lio.remains(PREFIX + move_id):
+            lio.unexport(iqn)
 
     def exported(self) -> set[str]:
-        return parse_targets(' '.join(_lio_targets()))
+        return parse_targets(' '.join(lio.targets()))
 
 
 SOURCE_TARGETS = {'tgtadm': TgtSourceTarget, 'lioadm': LioSourceTarget}

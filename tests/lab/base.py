@@ -23,7 +23,7 @@ from lab import user as users
 # Seconds
 PATIENCE = 180
 # Bytes per second of a move that is not to end yet
-SLOW = 2 << 20
+SLOW = 512 << 10
 # Of the backends `local` and `thin`.  The soak has them the other way round.
 DATA_PATHS = os.environ.get('LOCALSTOR_DATA_PATHS',
                             'hydrator,clone').split(',')

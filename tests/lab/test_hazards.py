@@ -354,7 +354,10 @@ class ManyTest(HazardTestCase):
             self.attachments.append(attachment)
             self.hold_in_mid_move(attachment)
             return attachment
-        for attachment in self.in_parallel(move, volumes):
+        attachments = self.in_parallel(move, volumes)
+        if base.DATA_PATHS[1] == 'hydrator':
+            self.assertNotIn(None, map(self.arrival, attachments))
+        for attachment in attachments:
             self.wait_until_arrived(attachment, timeout=MANY * 60)
 
     def test_h25_of_two_nodes_that_ask_at_once_exactly_one_wins(self):

@@ -6,7 +6,6 @@ import os
 import tempfile
 from unittest import mock
 
-from cinder import exception as cinder_exception
 import ddt
 
 from cinder_localstor import exception
@@ -72,11 +71,11 @@ class TargetTestCase(base.TestCase):
         handler = logging.StreamHandler(out)
         logging.getLogger().addHandler(handler)
         self.addCleanup(logging.getLogger().removeHandler, handler)
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.described)
         logging.getLogger('cinder.volume.targets').error(
-            'Writes %s', {'chap_auth': self.export.password})
+            'Writes %s', {'chap_auth': self.described.password})
         self.assertIn('Writes', out.getvalue())
-        self.assertNotIn(self.export.password, out.getvalue())
+        self.assertNotIn(self.described.password, out.getvalue())
 
 
 @ddt.ddt
@@ -106,8 +105,7 @@ class TgtTest(TargetTestCase):
         super().setUp()
         self.target = targets.TgtSourceTarget(self.configuration,
                                               self.command)
-        self.export = self.target.describe(MOVE, INITIATOR,
-                                           '192.0.2.2')
+        self.described = self.target.describe(MOVE, INITIATOR, '192.0.2.2')
         self.shows(OTHER)
         self.made = self.patch('cinder.volume.targets.tgt.TgtAdm.'
                                'create_iscsi_target', autospec=True)
@@ -137,19 +135,19 @@ class TgtTest(TargetTestCase):
     def test_secrets_differ_from_move_to_move(self):
         other = self.target.describe(MOVE, INITIATOR,
                                      '192.0.2.2')
-        self.assertNotEqual(other.password, self.export.password)
+        self.assertNotEqual(other.password, self.described.password)
         self.assertNotIn(other.password, repr(other))
 
     def test_export(self):
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.described)
         self.made.assert_called_once_with(
-            mock.ANY, self.export.iqn, 0, 1, '/dev/mapper/v-handle',
-            (self.export.username, self.export.password))
+            mock.ANY, self.described.iqn, 0, 1, '/dev/mapper/v-handle',
+            (self.described.username, self.described.password))
 
     def test_export_is_direct_read_only_and_for_one_initiator(self):
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.described)
         text = self.made.call_args.args[0].VOLUME_CONF % {
-            'name': self.export.iqn, 'path': '/dev/mapper/v-handle',
+            'name': self.described.iqn, 'path': '/dev/mapper/v-handle',
             'driver': 'iscsi', 'chap_auth': 'incominguser u p'}
         lines = [line.strip() for line in text.splitlines()]
         for line in ('bsoflags direct', 'readonly 1', 'allow-in-use yes',
@@ -161,13 +159,13 @@ class TgtTest(TargetTestCase):
 
     def test_export_that_is_there_is_not_made_again(self):
         self.shows(MOVE)
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.described)
         self.made.assert_not_called()
 
     def test_tgtd_does_not_know_the_export_after_a_restart(self):
         path = os.path.join(self.directory, 'localstor-' + MOVE)
         self.made.side_effect = lambda *_args: open(path, 'w').close()
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.described)
         self.assertFalse(os.path.exists(path))
 
     def test_unexport_ends_its_sessions(self):
@@ -190,104 +188,56 @@ class TgtTest(TargetTestCase):
         self.assert_secret_is_in_no_log()
 
 
+@ddt.ddt
 class LioTest(TargetTestCase):
 
     def setUp(self):
         super().setUp()
-        self.patch('cinder_localstor.node.targets.CONFIGFS', self.directory)
-        self.protected = self.patch(
-            'cinder_localstor.node.privileged.protect_mapped_luns')
+        self.patch('cinder_localstor.node.lio.CONFIGFS', self.directory)
+        for name in ('prepare', 'export', 'unexport'):
+            setattr(self, name,
+                    self.patch('cinder_localstor.node.lio.' + name))
         self.target = targets.LioSourceTarget(self.configuration,
                                               self.command)
-        self.driver = mock.Mock()
-        self.target._driver = lambda: self.driver
-        self.export = self.target.describe(MOVE, INITIATOR,
-                                           '192.0.2.2')
+        self.described = self.target.describe(MOVE, INITIATOR, '192.0.2.2')
 
-    def there(self):
-        os.mkdir(os.path.join(self.directory, self.export.iqn))
+    def make(self, folder, iqn):
+        os.makedirs(os.path.join(self.directory, folder, iqn))
 
-    def test_it_tells_no_serial_number(self):
-        self.assertEqual(('', 0), (self.export.serial, self.export.lun))
+    def test_disk_has_the_number_of_the_move(self):
+        self.assertEqual((MOVE, 0),
+                         (self.described.serial, self.described.lun))
 
-    def test_export_is_made_admitted_and_protected(self):
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
-        self.assertEqual(
-            (self.export.iqn, 0, 0, '/dev/mapper/v-handle',
-             (self.export.username, self.export.password)),
-            self.driver.create_iscsi_target.call_args.args)
-        volume, connector = self.driver.initialize_connection.call_args.args
-        self.assertIn(self.export.password, volume['provider_auth'])
-        self.assertEqual({'initiator': INITIATOR}, connector)
-        self.protected.assert_called_once_with(self.export.iqn, INITIATOR)
-
-    def test_export_that_is_there_is_protected_again(self):
-        self.there()
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
-        self.driver.create_iscsi_target.assert_not_called()
-        self.protected.assert_called_once()
+    def test_export(self):
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.described)
+        self.export.assert_called_once_with(self.described,
+                                            '/dev/mapper/v-handle')
 
     def test_secret_is_in_no_log(self):
         self.assert_secret_is_in_no_log()
 
-    def test_unexport(self):
-        self.there()
+    @ddt.data('iscsi', 'core/iblock_7')
+    def test_whatever_there_is_of_an_export_is_removed(self, folder):
+        self.make(folder, self.described.iqn)
+        self.make('iscsi', self.described.iqn.replace(MOVE[:8], '0' * 8))
         self.target.unexport(MOVE)
-        self.driver.remove_iscsi_target.assert_called_once_with(
-            0, 0, MOVE, 'localstor-' + MOVE)
+        self.unexport.assert_called_once_with(self.described.iqn)
 
     def test_unexport_of_what_is_gone_does_nothing(self):
         self.target.unexport(MOVE)
-        self.driver.remove_iscsi_target.assert_not_called()
+        self.unexport.assert_not_called()
+
+    def test_exports_are_found_among_other_targets(self):
+        self.make('iscsi', self.described.iqn)
+        self.make('iscsi', 'iqn.2010-10.org.openstack:volume-' + MOVE)
+        self.assertEqual({MOVE}, self.target.exported())
 
     def test_nothing_is_exported_without_the_module(self):
-        self.patch('cinder_localstor.node.targets.CONFIGFS', '/absent')
         self.assertEqual(set(), self.target.exported())
 
-
-class LioOfMoveTest(TargetTestCase):
-    """With Cinder's own driver, and without its program."""
-
-    def setUp(self):
-        super().setUp()
-        self.patch('cinder_localstor.node.targets.CONFIGFS', self.directory)
-        self.patch('cinder_localstor.node.privileged.protect_mapped_luns')
-        self.checked = self.patch('cinder.volume.targets.lio.utils.execute')
-        self.ran = []
-        self.patch('cinder.volume.targets.lio.LioAdm._execute',
-                   side_effect=self.execute)
-        self.target = targets.LioSourceTarget(self.configuration,
-                                              self.command)
-        self.export = self.target.describe(MOVE, INITIATOR, '192.0.2.2')
-        self.works = True
-
-    def execute(self, _program, action, *_arguments, **_kwargs):
-        self.ran.append(action)
-        if action == 'create' and self.works:
-            os.mkdir(os.path.join(self.directory, self.export.iqn))
-        return '', ''
-
-    def test_after_a_warm_up_the_driver_need_not_be_checked(self):
+    def test_warm_up(self):
         self.target.warm_up()
-        self.checked.assert_called_once_with('cinder-rtstool', 'verify')
-        self.checked.reset_mock()
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
-        self.checked.assert_not_called()
-
-    def test_export_runs_no_more_programs_than_it_must(self):
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
-        self.assertEqual(['create', 'add-initiator'], self.ran)
-
-    def test_target_that_did_not_come_to_be_is_noticed(self):
-        self.works = False
-        self.assertRaises(cinder_exception.NotFound, self.target.export,
-                          MOVE, '/dev/mapper/v-handle', self.export)
-
-    def test_export_that_others_saved_does_not_come_back(self):
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.export)
-        self.ran.clear()
-        self.target.unexport(MOVE)
-        self.assertEqual(['delete', 'save'], self.ran)
+        self.prepare.assert_called_once_with()
 
 
 class RemoteTest(base.TestCase):
