@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What needs no kernel device, and so no node: measured on the machine."""
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import json
@@ -16,11 +17,13 @@ from lab.bench import stacks
 from lab import errors
 from lab import sizes
 
-_WORKSPACE = stacks.HYDRATOR.parents[2]
+WORKSPACE = stacks.HYDRATOR.parents[2]
 # Seconds
 _PATIENCE = 60
 # Room for map and journal of the largest volume here, in bytes
 _METADATA = 256 << 20
+
+Command = list[str | pathlib.Path]
 
 
 def requests() -> dict[str, Any]:
@@ -34,11 +37,11 @@ def requests() -> dict[str, Any]:
         ['cargo', 'bench', '--locked', '-p', 'localstor-hydrator-core',
          '--bench', 'requests', '--', '--noplot', '--warm-up-time', '1',
          '--measurement-time', '3'],
-        cwd=_WORKSPACE, env=environment, capture_output=True, text=True)
+        cwd=WORKSPACE, env=environment, capture_output=True, text=True)
     if ended.returncode:
-        raise errors.LabError(f'"cargo bench" in {_WORKSPACE} ended with '
+        raise errors.LabError(f'"cargo bench" in {WORKSPACE} ended with '
                               f'{ended.returncode}: {ended.stderr[-500:]}')
-    return {'request': read_estimates(_WORKSPACE / 'target' / 'criterion')}
+    return {'request': read_estimates(WORKSPACE / 'target' / 'criterion')}
 
 
 def read_estimates(folder: pathlib.Path) -> dict[str, dict[str, float]]:
@@ -89,35 +92,73 @@ def read_memory(text: str) -> dict[str, int]:
 @contextlib.contextmanager
 def _helper(size: int) -> Iterator[subprocess.Popen]:
     """A helper for a volume of this size, over sparse files."""
-    # Beside the repository: a file system in memory may not know O_DIRECT.
-    with tempfile.TemporaryDirectory(dir=_WORKSPACE / 'target') as folder:
-        place = pathlib.Path(folder)
+    with folder() as place:
         for name, length in (('data', size), ('source', size),
                              ('metadata', _METADATA)):
             with open(place / name, 'wb') as file:
                 file.truncate(length)
-        with open(place / 'log', 'w') as log:
-            process = subprocess.Popen(
-                [stacks.HYDRATOR, 'run', '--runtime', place / 'runtime',
-                 '--move', str(uuid.uuid4()), '--new', '--frontend', 'socket',
-                 '--data', place / 'data', '--source', place / 'source',
-                 '--metadata', place / 'metadata'], stderr=log)
-        try:
-            _wait_for(place, process)
+        with served(helper(place, 'socket'), place) as process:
+            wait_until(process, place, lambda: status(place).get('device'))
             yield process
-        finally:
-            process.terminate()
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[pathlib.Path]:
+    """For disks, as long as they are used."""
+    # Beside the repository: a file system in memory may not know O_DIRECT.
+    with tempfile.TemporaryDirectory(dir=WORKSPACE / 'target') as made:
+        yield pathlib.Path(made)
+
+
+def helper(place: pathlib.Path, frontend: str) -> Command:
+    """How to start a helper over the files "data", "source" and "metadata"."""
+    return [stacks.HYDRATOR, 'run', '--runtime', place / 'runtime',
+            '--move', str(uuid.uuid4()), '--new', '--frontend', frontend,
+            '--data', place / 'data', '--source', place / 'source',
+            '--metadata', place / 'metadata']
+
+
+def status(place: pathlib.Path) -> dict[str, Any]:
+    """What the helper says of itself; nothing if it does not answer."""
+    answer = subprocess.run([stacks.HYDRATOR, 'status', place / 'runtime'],
+                            capture_output=True, text=True)
+    return {} if answer.returncode else json.loads(answer.stdout)
+
+
+@contextlib.contextmanager
+def served(command: Command, place: pathlib.Path
+           ) -> Iterator[subprocess.Popen]:
+    """A process that leaves the file "log", ended afterwards.
+
+    :raises LabError: it can't be started, or does not end
+    """
+    with open(place / 'log', 'w') as log:
+        try:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        except OSError as error:
+            raise errors.LabError(f'{command[0]} can\'t be run: {error}')
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
             process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise errors.LabError(f'{command[0]} did not end')
 
 
-def _wait_for(place: pathlib.Path, process: subprocess.Popen) -> None:
+def wait_until(process: subprocess.Popen, place: pathlib.Path,
+               ready: Callable[[], Any]) -> None:
+    """Wait for a process as far as it is needed.
+
+    :raises LabError: it ended before, or took too long
+    """
     deadline = time.monotonic() + _PATIENCE
     while process.poll() is None and time.monotonic() < deadline:
-        answer = subprocess.run(
-            [stacks.HYDRATOR, 'status', place / 'runtime'],
-            capture_output=True, text=True)
-        if not answer.returncode and json.loads(answer.stdout)['device']:
+        if ready():
             return
         time.sleep(0.1)
-    raise errors.LabError('the helper shows no socket: '
+    raise errors.LabError(f'{process.args[0]} does not get ready: '
                           + (place / 'log').read_text())
