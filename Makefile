@@ -29,6 +29,11 @@ help:
 
 setup: $(READY)
 
+# What is missing of a profile of bindep.txt
+INSTALL = missing=$$($(VENV)/bin/bindep -b $(1)); test -z "$$missing" || \
+	    (apt-get update && DEBIAN_FRONTEND=noninteractive \
+	     apt-get install -y --no-install-recommends $$missing)
+
 # Installs what is missing of Debian's packages, and a virtual environment
 # with the pinned OpenStack.
 $(READY): bindep.txt constraints.txt requirements.txt test-requirements.txt \
@@ -37,9 +42,7 @@ $(READY): bindep.txt constraints.txt requirements.txt test-requirements.txt \
 	    (apt-get update && apt-get install -y python3-venv)
 	python3 -m venv --clear $(VENV)
 	$(VENV)/bin/pip install --quiet bindep uv
-	missing=$$($(VENV)/bin/bindep -b lab); test -z "$$missing" || \
-	    (apt-get update && DEBIAN_FRONTEND=noninteractive \
-	     apt-get install -y --no-install-recommends $$missing)
+	$(call INSTALL,lab)
 	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) \
 	    -c constraints.txt -r requirements.txt -r test-requirements.txt \
 	    -r lab/requirements.txt
@@ -100,18 +103,19 @@ lab-test: setup lab-programs
 	$(RUN_LAB_TESTS) '$(SHORT)'; $(LAB_DOWN)
 
 # No test: it judges nothing.  BENCH=--quick makes it short.  What it runs is
-# looked for where cargo puts things by default.
+# looked for where cargo puts things by default.  Without QEMU it says so.
 bench: setup rust lab-kernel
+	-$(call INSTALL,bench)
 	cd hydrator && env -u CARGO_TARGET_DIR sh -c '\
 	    $(CARGO) build --locked --release && \
+	    $(CARGO) build --locked --release -p localstor-hydrator-frontends \
+	        --examples && \
 	    $(CARGO) bench --locked -p localstor-hydrator-core --no-run'
 	$(LAB) --name bench-node bench $(BENCH)
 
 # Kept outside the repository, and built again when its recipe changes
 lab-kernel: setup
-	missing=$$($(VENV)/bin/bindep -b kernel); test -z "$$missing" || \
-	    (apt-get update && DEBIAN_FRONTEND=noninteractive \
-	     apt-get install -y --no-install-recommends $$missing)
+	$(call INSTALL,kernel)
 	$(PYTHON) -m lab.kernel
 
 lab-up: setup

@@ -564,7 +564,8 @@ class Bench(_LabCommand):
 
     One bare node with the lab's own kernel and disks of an exact latency is
     started before and taken down after. Every figure stands beside that of
-    the raw logical volume, and is the median of several rounds. Nothing is
+    the raw logical volume, and is the median of several rounds. The frontend
+    for virtual machines is measured beside QEMU's, without a node. Nothing is
     judged. The tables, a plot and all figures as JSON are left below
     .lab/bench.
     """
@@ -573,7 +574,7 @@ class Bench(_LabCommand):
         """Describe the arguments."""
         parser = super().get_parser(prog_name)
         parser.add_argument('--quick', action='store_true',
-                            help='one short round: 5 to 7 minutes, not 25')
+                            help='one short round: 6 to 8 minutes, not 30')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:

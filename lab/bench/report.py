@@ -14,6 +14,7 @@ from rich import table as tables_
 from lab.bench import results as results_
 from lab.bench import scenarios
 from lab.bench import stacks
+from lab.bench import vhost
 from lab import sizes
 
 # Narrower, the tables break their lines.
@@ -59,6 +60,7 @@ def tables(found: results_.Results) -> Iterator[tables_.Table]:
     yield _swap(found)
     yield _side_by_side(found, 'The six commands', list(scenarios.SIX))
     yield _native(found)
+    yield _vhost(found)
     yield _goals(found)
 
 
@@ -205,6 +207,31 @@ def _native(found: results_.Results) -> tables_.Table:
     if growth is not None:
         table.add_row('helper, memory for each TiB more',
                       f'{growth / MIB:.1f} MiB', '', '')
+    return table
+
+
+def _vhost(found: results_.Results) -> tables_.Table:
+    table = _table('vhost-user-blk natively (of QEMU\'s)', '',
+                   *(server.label for server in vhost.SERVERS))
+    for load in vhost.LOADS:
+        if not any(sample.key == load.key for sample in found.samples):
+            continue
+        for quantity, label in (('iops', 'IOPS'), ('p50', 'median, µs'),
+                                ('iops_per_core', 'IOPS per core')):
+            cells = []
+            for server in vhost.SERVERS:
+                value = found.median(load.key, server.name, quantity)
+                if value is None:
+                    cells.append(NOTHING)
+                elif quantity == 'p50':
+                    cells.append(f'{value * 1e6:.1f}')
+                elif server.beside is None:
+                    cells.append(f'{value:.0f}')
+                else:
+                    ratio = found.ratio(load.key, server.name, quantity,
+                                        to=server.beside)
+                    cells.append(f'{value:.0f} {_ratio(ratio)}')
+            table.add_row(f'{load.label}: {label}', *cells)
     return table
 
 

@@ -12,13 +12,13 @@ class Sample:
     """Figures of one thing, once.
 
     :ivar key: of what was measured
-    :ivar latency: milliseconds of the disk
+    :ivar latency: milliseconds of the disk; None if it is not the lab's
     :ivar stack: name of what it was measured on
     :ivar load: of the machine, before: processes that run or want to
     """
 
     key: str
-    latency: float
+    latency: float | None
     stack: str
     round: int
     load: float
@@ -73,26 +73,26 @@ class Results:
     def latencies(self, key: str) -> list[float]:
         """The disks on which something was measured, in milliseconds."""
         return sorted({sample.latency for sample in self.samples
-                       if sample.key == key})
+                       if sample.key == key and sample.latency is not None})
 
     def ratio(self, key: str, stack: str, quantity: str,
-              latency: float | None = None, beside: str | None = None
-              ) -> float | None:
-        """To the raw volume: the median of what rounds say each by itself.
+              latency: float | None = None, beside: str | None = None,
+              to: str = 'raw') -> float | None:
+        """To another stack: the median of what rounds say each by itself.
 
         What disturbs the machine disturbs neighbours in a round alike.
         """
-        raw = {(sample.round, sample.latency): sample.figures[quantity]
-               for sample in self.samples
-               if sample.key == (beside or key) and sample.stack == 'raw'
-               and quantity in sample.figures}
+        base = {(sample.round, sample.latency): sample.figures[quantity]
+                for sample in self.samples
+                if sample.key == (beside or key) and sample.stack == to
+                and quantity in sample.figures}
         ratios = [
-            sample.figures[quantity] / raw[sample.round, sample.latency]
+            sample.figures[quantity] / base[sample.round, sample.latency]
             for sample in self.samples
             if sample.key == key and sample.stack == stack
             and latency in (None, sample.latency)
             and quantity in sample.figures
-            and raw.get((sample.round, sample.latency))]
+            and base.get((sample.round, sample.latency))]
         return statistics.median(ratios) if ratios else None
 
     def line(self, key: str, stack: str, typical: bool = False

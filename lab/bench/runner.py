@@ -16,6 +16,7 @@ from lab.bench import results as results_
 from lab.bench import scenarios
 from lab.bench import stacks
 from lab.bench import steps
+from lab.bench import vhost
 from lab import cloud as clouds
 from lab import errors
 from lab import node as nodes
@@ -57,7 +58,7 @@ def run(cloud: clouds.Cloud, effort: Effort, progress: bars.Progress
     node = cloud.node('node1')
     found.environment = environment(node, effort)
     turns = list(_turns(effort))
-    task = progress.add_task('disks', total=len(turns) + 2)
+    task = progress.add_task('disks', total=len(turns) + 3)
     made = {}
     for latency in scenarios.LATENCIES:
         made[latency] = disks.Disk(node, latency, scenarios.VOLUME)
@@ -84,6 +85,12 @@ def run(cloud: clouds.Cloud, effort: Effort, progress: bars.Progress
         except errors.LabError as error:
             found.failures.append(f'{name}: {error}')
         progress.advance(task)
+    progress.update(task, description='natively: vhost-user-blk')
+    try:
+        vhost.measure(effort.rounds, effort.seconds, found)
+    except (errors.LabError, OSError) as error:
+        found.failures.append(f'vhost-user-blk: {error}')
+    progress.advance(task)
     found.environment['load at the end'] = os.getloadavg()
     found.environment['seconds'] = \
         time.time() - found.environment['begun']

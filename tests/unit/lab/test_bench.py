@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import contextlib
 import io
 import json
 import pathlib
+import subprocess
+import sys
 import tempfile
+import types
+from unittest import mock
 
 import ddt
 from oslotest import base
@@ -18,6 +23,7 @@ from lab.bench import runner
 from lab.bench import scenarios
 from lab.bench import stacks
 from lab.bench import steps
+from lab.bench import vhost
 from lab import errors
 
 # What fio 3.33 prints, less what is not read
@@ -136,6 +142,16 @@ def some_results(rounds=3):
                                 'operations': 2.0, 'pause': 0.02,
                                 'elsewhere': 0.001, 'linear': 0.1,
                                 'settle': 0.01, 'load_and_resume': 0.09}))
+    for number in range(rounds):
+        for load in vhost.LOADS:
+            for server in vhost.SERVERS:
+                figures = {'iops': 50000.0, 'iops_per_core': 90000.0,
+                           'p50': 18.4e-6}
+                if server.beside:
+                    figures = {name: value * 1.1
+                               for name, value in figures.items()}
+                found.samples.append(results.Sample(
+                    load.key, None, server.name, number, 1.5, figures))
     found.native = {
         'request': {'settled: read of 4 KiB': {
             'median': 61.5, 'low': 60.0, 'high': 63.0}},
@@ -171,6 +187,16 @@ class ResultsTest(base.BaseTestCase):
                 found.samples.append(results.Sample(
                     'sync-new', 0.3, stack, number, 0, {'iops': iops}))
         self.assertAlmostEqual(0.8, found.ratio('sync-new', 'ublk', 'iops'))
+
+    def test_a_ratio_to_another_stack(self):
+        found = some_results()
+        self.assertAlmostEqual(1, found.ratio('hydration', 'ublk', 'iops',
+                                              to='nbd'))
+        self.assertAlmostEqual(1.1, found.ratio(
+            vhost.LOADS[0].key, 'vhost-null', 'iops', to='qemu-null'))
+
+    def test_what_was_measured_on_none_of_the_labs_disks(self):
+        self.assertEqual([], some_results().latencies(vhost.LOADS[0].key))
 
     def test_what_was_not_measured_is_none(self):
         found = results.Results()
@@ -242,6 +268,24 @@ class ReportTest(base.BaseTestCase):
         self.assertIn('32.0 MiB', self.line(self.text(some_results()),
                                             '< 48 MiB'))
 
+    def test_virtual_machines_have_figures_beside_those_of_qemu(self):
+        text = self.text(some_results())
+        for words, ours, theirs in (
+                (('4k random read', ': IOPS '), '55000 1.10', '50000'),
+                (('4k random read', 'median'), '20.2', '18.4'),
+                (('4k random read', 'per core'), '99000 1.10', '90000')):
+            cells = [cell.strip() for cell in self.line(
+                text, 'depth 1 ', *words).split('│')]
+            self.assertEqual([ours, theirs], cells[2:4])
+
+    def test_virtual_machines_have_figures_without_qemu(self):
+        found = some_results()
+        found.samples = [sample for sample in found.samples
+                         if not sample.stack.startswith('qemu')]
+        line = self.line(self.text(found), 'depth 32 4k random write: IOPS ')
+        self.assertEqual(['55000 -', '-'], [
+            cell.strip() for cell in line.split('│')[2:4]])
+
     def test_a_run_in_which_all_failed_is_shown_as_well(self):
         self.assertIn('-', self.text(results.Results()))
 
@@ -282,3 +326,159 @@ class NativeTest(base.BaseTestCase):
         text = 'Name:\tx\nVmLck:\t   1024 kB\nVmRSS:\t   2048 kB\n'
         self.assertEqual({'VmLck': 1 << 20, 'VmRSS': 2 << 20},
                          native.read_memory(text))
+
+    def program(self, text):
+        return [sys.executable, '-c', text]
+
+    def test_a_process_is_served_until_it_is_not_needed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            place = pathlib.Path(folder)
+            with native.served(self.program(
+                    'import time; print("up", flush=True); time.sleep(60)'),
+                    place) as process:
+                native.wait_until(process, place,
+                                  (place / 'log').read_text)
+            self.assertEqual('up\n', (place / 'log').read_text())
+            self.assertIsNotNone(process.poll())
+
+    def test_a_process_that_ends_early_says_why(self):
+        with tempfile.TemporaryDirectory() as folder:
+            place = pathlib.Path(folder)
+            with native.served(self.program('raise SystemExit("no disk")'),
+                               place) as process:
+                error = self.assertRaises(
+                    errors.LabError, native.wait_until, process, place,
+                    lambda: False)
+        self.assertIn('no disk', str(error))
+
+    def test_a_program_that_is_missing_is_told(self):
+        with tempfile.TemporaryDirectory() as folder:
+            served = native.served(['/no/program'], pathlib.Path(folder))
+            error = self.assertRaises(errors.LabError, served.__enter__)
+        self.assertIn('/no/program', str(error))
+
+
+# What the guest prints
+TOLD = ('{"requests": 1000, "seconds": 2.0, "processor": 0.5, "p50": 8432, '
+        '"p99": 69463}\n')
+
+
+@ddt.ddt
+class VhostTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        self.place = pathlib.Path(folder)
+        self.commands = []
+        self.broken = ()
+        for target, name, replacement in (
+                (vhost, '_SIZE', 1 << 20), (vhost, '_run', self.run_program),
+                (vhost, '_listens', lambda path: True),
+                (vhost.shutil, 'which', lambda name: '/usr/bin/' + name),
+                (native, 'folder', lambda: contextlib.nullcontext(
+                    self.place)),
+                (native, 'served', self.served),
+                (native, 'status', lambda place: {'state': 'done'})):
+            self.enterContext(mock.patch.object(target, name, replacement))
+
+    def run_program(self, command):
+        self.commands.append([str(word) for word in command])
+        return TOLD
+
+    @contextlib.contextmanager
+    def served(self, command, place):
+        name = pathlib.Path(command[0]).name
+        if name in self.broken:
+            raise errors.LabError(name + ' is broken')
+        self.commands.append([str(word) for word in command])
+        yield types.SimpleNamespace(pid=77, args=command, poll=lambda: None)
+
+    def measure(self, rounds=1):
+        found = results.Results()
+        vhost.measure(rounds, 1.5, found)
+        return found
+
+    def test_what_the_guest_says(self):
+        figures = vhost.parse(TOLD)
+        self.assertEqual(500, figures['iops'])
+        self.assertEqual(2000, figures['iops_per_core'])
+        self.assertAlmostEqual(8.432e-6, figures['p50'])
+        self.assertAlmostEqual(69.463e-6, figures['p99'])
+
+    @ddt.data('', 'null', '[]', '{}', TOLD.replace('0.5', '0'),
+              TOLD.replace('8432', 'null'))
+    def test_what_are_no_figures_is_told(self, text):
+        error = self.assertRaises(errors.LabError, vhost.parse, text)
+        self.assertIn('something else', str(error))
+
+    def test_every_server_has_one_of_qemus_beside_it(self):
+        names = [server.name for server in vhost.SERVERS]
+        self.assertEqual(sorted(set(names)), sorted(names))
+        for server in vhost.SERVERS:
+            self.assertEqual(server.name.startswith('qemu-'),
+                             server.beside is None)
+            self.assertIn(server.beside, [None, *names])
+
+    def test_each_load_goes_to_each_server(self):
+        found = self.measure(rounds=2)
+        self.assertEqual([], found.failures)
+        self.assertEqual(
+            sorted((load.key, server.name, number) for load in vhost.LOADS
+                   for server in vhost.SERVERS for number in (1, 2)),
+            sorted((sample.key, sample.stack, sample.round)
+                   for sample in found.samples))
+        first = {sample.round: sample.stack
+                 for sample in reversed(found.samples)}
+        self.assertEqual({1: vhost.SERVERS[0].name, 2: vhost.SERVERS[1].name},
+                         first)
+
+    def test_the_guest_is_the_same_for_all(self):
+        self.measure()
+        guests = {}
+        for command in self.commands:
+            if pathlib.Path(command[0]).name == 'guest':
+                guests.setdefault(command[4], set()).add(
+                    tuple(command[2:4] + command[5:]))
+        expected = {('77', '1.5', load.way, str(load.block), str(load.depth))
+                    for load in vhost.LOADS}
+        self.assertEqual({'once': expected, 'again': expected}, guests)
+
+    def test_remote_blocks_are_remote_for_each_load(self):
+        self.measure()
+        runs = [command for command in self.commands if 'run' in command]
+        self.assertEqual(1 + len(vhost.LOADS), len(runs))
+        self.assertEqual(1, sum('start' in command
+                                for command in self.commands))
+
+    def test_without_qemu_the_others_are_measured(self):
+        with mock.patch.object(vhost.shutil, 'which', lambda name: None):
+            found = self.measure()
+        self.assertEqual(1, len(found.failures))
+        self.assertIn('qemu-system-common', found.failures[0])
+        self.assertEqual({server.name for server in vhost.SERVERS
+                          if server.beside},
+                         {sample.stack for sample in found.samples})
+
+    def test_one_that_fails_does_not_stop_the_others(self):
+        self.broken = ('null',)
+        found = self.measure()
+        self.assertEqual(['round 1, vhost-user-blk, frontend, null: '
+                          'null is broken'], found.failures)
+        self.assertEqual(len(vhost.SERVERS) - 1,
+                         len({sample.stack for sample in found.samples}))
+
+
+class VhostProgramTest(base.BaseTestCase):
+
+    def test_what_a_program_complains_of_is_told(self):
+        error = self.assertRaises(errors.LabError, vhost._run, [
+            sys.executable, '-c', 'raise SystemExit("no queue")'])
+        self.assertIn('no queue', str(error))
+
+    def test_one_that_is_missing_or_does_not_end_is_told(self):
+        self.assertRaises(errors.LabError, vhost._run, ['/no/program'])
+        with mock.patch.object(
+                subprocess, 'run',
+                side_effect=subprocess.TimeoutExpired('guest', 60)):
+            self.assertRaises(errors.LabError, vhost._run, ['guest'])
