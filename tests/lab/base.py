@@ -15,6 +15,7 @@ import testtools
 from testtools import content
 
 from lab import arrival
+from lab import chaos
 from lab import cloud as clouds
 from lab import configuration
 from lab import leftovers
@@ -34,22 +35,18 @@ QUICK = {'localstor_monitor_interval': 2, 'volume_clear_size': 64}
 # dm-clone compares nothing.
 VERIFY = {'clone': 'off',
           'hydrator': os.environ.get('LOCALSTOR_VERIFY', 'sample')}
-NATIVE_THREADS = {'OS_CINDER_DISABLE_EVENTLET_PATCHING': '1'}
 
 
 @functools.cache
 def cloud():
     """The lab of all tests, up."""
     found = clouds.Cloud(os.environ.get('LOCALSTOR_LAB', 'test'))
-    found.up(nodes=3, disks='volatile', kernel=KERNEL, options={
-        backend: {'localstor_data_path': path,
-                  'localstor_verify': VERIFY[path]} | QUICK
-        for backend, path in zip(configuration.BACKENDS, DATA_PATHS)})
-    # One node with eventlet, one with native threads: each test tries both.
-    node = found.node('node2')
-    if not NATIVE_THREADS.items() <= node.environment.items():
-        node.configure(environment=NATIVE_THREADS)
-        node.service('cinder-volume').restart()
+    found.up(nodes=3, disks='volatile', kernel=KERNEL,
+             environment=chaos.ENVIRONMENT, options={
+                 backend: {'localstor_data_path': path,
+                           'localstor_verify': VERIFY[path]} | QUICK
+                 for backend, path in zip(configuration.BACKENDS,
+                                          DATA_PATHS)})
     return found
 
 
