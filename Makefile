@@ -69,7 +69,7 @@ soak: setup lab-programs lab-kernel
 	    $(VENV)/bin/stestr run 'test_walk|test_pairs'
 	$(RUN_LAB_TESTS) --exclude-regex '$(SHORT)'; $(LAB_DOWN)
 	LOCALSTOR_DATA_PATHS=clone,hydrator LOCALSTOR_VERIFY=full \
-	    LOCALSTOR_MANY=50 $(RUN_LAB_TESTS); $(LAB_DOWN)
+	    LOCALSTOR_MANY=50 LOCALSTOR_MEMORY=3G $(RUN_LAB_TESTS); $(LAB_DOWN)
 	LOCALSTOR_KERNEL=own $(RUN_LAB_TESTS) 'test_moves|test_chains'; $(LAB_DOWN)
 
 rust-test: setup rust

@@ -30,6 +30,8 @@ DATA_PATHS = os.environ.get('LOCALSTOR_DATA_PATHS',
                             'hydrator,clone').split(',')
 # Debian's, where helpers have NBD devices; "own" has ublk
 KERNEL = os.environ.get('LOCALSTOR_KERNEL', 'stock')
+# Of a node; each helper locks 35 MiB.
+MEMORY = os.environ.get('LOCALSTOR_MEMORY', '1G')
 # A move spends most of its time with waiting, and with wiping what was copied.
 QUICK = {'localstor_monitor_interval': 2, 'volume_clear_size': 64}
 # dm-clone compares nothing.
@@ -41,7 +43,7 @@ VERIFY = {'clone': 'off',
 def cloud():
     """The lab of all tests, up."""
     found = clouds.Cloud(os.environ.get('LOCALSTOR_LAB', 'test'))
-    found.up(nodes=3, disks='volatile', kernel=KERNEL,
+    found.up(nodes=3, disks='volatile', kernel=KERNEL, memory=MEMORY,
              environment=chaos.ENVIRONMENT, options={
                  backend: {'localstor_data_path': path,
                            'localstor_verify': VERIFY[path]} | QUICK
