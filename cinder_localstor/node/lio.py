@@ -19,6 +19,8 @@ from cinder_localstor.node import privileged
 
 CONFIGFS = '/sys/kernel/config/target'
 LUN = 0
+# Seconds; what is removed waits for its sessions to end.
+TIMEOUT = 60
 # The only portal group of a target
 GROUP = 1
 
@@ -45,10 +47,7 @@ def remains(ending: str) -> set[str]:
 
 @_alone
 def prepare() -> None:
-    """Load the kernel's modules.
-
-    :raises Exception: there are none
-    """
+    """Load the kernel's modules."""
     _prepare()
 
 
@@ -66,12 +65,12 @@ def unexport(iqn: str) -> None:
     _unexport(iqn)
 
 
-@privileged.CONTEXT.entrypoint
+@privileged.CONTEXT.entrypoint_with_timeout(TIMEOUT)
 def _prepare() -> None:
     rtslib_fb.RTSRoot()
 
 
-@privileged.CONTEXT.entrypoint
+@privileged.CONTEXT.entrypoint_with_timeout(TIMEOUT)
 def _export(iqn: str, device: str, serial: str, address: str, port: int,
             initiator: str, username: str, password: str) -> None:
     # Others may have made or removed backstores since the last call.
@@ -117,7 +116,7 @@ def _remove(iqn: str) -> None:
         rtslib_fb.BlockStorageObject(iqn).delete()
 
 
-@privileged.CONTEXT.entrypoint
+@privileged.CONTEXT.entrypoint_with_timeout(TIMEOUT)
 def _unexport(iqn: str) -> None:
     root = rtslib_fb.RTSRoot()
     root.invalidate_caches()

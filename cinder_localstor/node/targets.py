@@ -5,6 +5,7 @@ An export belongs to one move: it has an IQN and a CHAP secret of its own,
 admits the one initiator of the destination and refuses writes.
 """
 
+from collections.abc import Callable
 import os
 import re
 from typing import Any
@@ -13,8 +14,10 @@ from cinder import context
 from cinder.privsep.targets import tgt as cinder_tgt
 from cinder.volume.targets import tgt
 from cinder.volume import volume_utils
+from oslo_privsep import comm
 from oslo_utils import fileutils
 from oslo_utils import importutils
+import rtslib_fb
 
 from cinder_localstor import exception
 from cinder_localstor.node import commands
@@ -154,16 +157,26 @@ class LioSourceTarget(_IscsiTarget):
     lun = lio.LUN
 
     def warm_up(self) -> None:
-        lio.prepare()
+        self._ask(lio.prepare)
 
     def export(self, move_id: str, device: str, export: interface.Export
                ) -> None:
         secrets.hide(export.password)
-        lio.export(export, device)
+        self._ask(lio.export, export, device)
 
     def unexport(self, move_id: str) -> None:
         for iqn in lio.remains(PREFIX + move_id):
-            lio.unexport(iqn)
+            self._ask(lio.unexport, iqn)
+
+    def _ask(self, function: Callable[..., None], *arguments: Any) -> None:
+        """:raises CommandFailed: LIO can't, or does not answer in time"""
+        try:
+            function(*arguments)
+        except (rtslib_fb.RTSLibError, comm.PrivsepTimeout, OSError) as error:
+            raise exception.CommandFailed(
+                command='rtslib: ' + function.__name__,
+                host=self._command.host,
+                reason=str(error) or type(error).__name__) from error
 
     def exported(self) -> set[str]:
         return parse_targets(' '.join(lio.targets()))

@@ -7,6 +7,8 @@ import tempfile
 from unittest import mock
 
 import ddt
+from oslo_privsep import comm
+import rtslib_fb
 
 from cinder_localstor import exception
 from cinder_localstor.node import targets
@@ -195,8 +197,8 @@ class LioTest(TargetTestCase):
         super().setUp()
         self.patch('cinder_localstor.node.lio.CONFIGFS', self.directory)
         for name in ('prepare', 'export', 'unexport'):
-            setattr(self, name,
-                    self.patch('cinder_localstor.node.lio.' + name))
+            setattr(self, name, self.patch('cinder_localstor.node.lio.' + name,
+                                           __name__=name))
         self.target = targets.LioSourceTarget(self.configuration,
                                               self.command)
         self.described = self.target.describe(MOVE, INITIATOR, '192.0.2.2')
@@ -238,6 +240,18 @@ class LioTest(TargetTestCase):
     def test_warm_up(self):
         self.target.warm_up()
         self.prepare.assert_called_once_with()
+
+    @ddt.data((rtslib_fb.RTSLibError('device is in use'), 'device is in use'),
+              (comm.PrivsepTimeout(), 'PrivsepTimeout'),
+              (OSError('no such device'), 'no such device'))
+    @ddt.unpack
+    def test_failure_says_why(self, error, reason):
+        self.export.side_effect = error
+        failed = self.assertRaises(
+            exception.CommandFailed, self.target.export, MOVE,
+            '/dev/mapper/v-handle', self.described)
+        self.assertIn('rtslib: export', str(failed))
+        self.assertIn(reason, str(failed))
 
 
 class RemoteTest(base.TestCase):
