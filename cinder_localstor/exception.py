@@ -55,6 +55,12 @@ class NotEnoughSpace(LocalStorException):
                 "the group with 'vgextend'.")
 
 
+class SnapshotsNotSupported(LocalStorException):
+    message = _("Backend '%(backend)s' takes no snapshots yet. Snapshot "
+                "%(snapshot_id)s holds nothing; delete it, and copy volume "
+                "%(volume_id)s with a backup instead.")
+
+
 class LogicalVolumeMissing(LocalStorException):
     message = _("There is no logical volume '%(group)s/%(name)s' on "
                 "%(host)s. Compare 'lvs %(group)s' with "

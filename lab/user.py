@@ -138,6 +138,20 @@ class User:
             return found is not None
         is_there()
 
+    def request_snapshot(self, volume_id: str) -> str:
+        """Ask for a snapshot of a volume, in use or not; its id."""
+        return self._api.post('/snapshots', json={'snapshot': {
+            'volume_id': volume_id, 'force': True}}).json()['snapshot']['id']
+
+    def snapshots(self) -> dict[str, str]:
+        """Statuses of all snapshots, by their ids."""
+        return {row['id']: row['status'] for row in self._api.get(
+            '/snapshots?all_tenants=1').json()['snapshots']}
+
+    def request_snapshot_deletion(self, snapshot_id: str) -> None:
+        """Ask for the deletion of a snapshot."""
+        self._api.delete('/snapshots/' + snapshot_id)
+
     def connector(self, node: nodes.Node) -> dict[str, Any]:
         """What os-brick says of a node."""
         name = node.run(['cat', '/etc/iscsi/initiatorname.iscsi']).stdout

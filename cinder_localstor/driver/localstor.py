@@ -133,16 +133,6 @@ class LocalStorDriver(driver.VolumeDriver):
         self._mover.extend(context.get_admin_context(), volume,
                            new_size * units.Gi)
 
-    @staticmethod
-    def _refuse_while_moving(volume: objects.Volume,
-                             states: Container[str]) -> None:
-        for move in rows.for_volume(context.get_admin_context(), volume.id):
-            if move.state in states:
-                raise exception.VolumeIsMoving(
-                    volume_id=volume.id, move_id=move.move_id,
-                    state=move.state, action='attaching it',
-                    destination=move.transfer.destination_host)
-
     def local_path(self, volume: objects.Volume) -> str:
         return self._handles.path(volume.name)
 
@@ -177,6 +167,16 @@ class LocalStorDriver(driver.VolumeDriver):
                 'backend_state': 'up',
             }],
         }
+
+    # Snapshots
+
+    def create_snapshot(self, snapshot: objects.Snapshot) -> None:
+        raise exception.SnapshotsNotSupported(
+            backend=self._backend_name, snapshot_id=snapshot.id,
+            volume_id=snapshot.volume_id)
+
+    def delete_snapshot(self, snapshot: objects.Snapshot) -> None:
+        """Cinder has a row of what was refused, and nobody else anything."""
 
     # Connections
 
@@ -277,6 +277,16 @@ class LocalStorDriver(driver.VolumeDriver):
         service = self._directory.services(ctxt)[peer]
         self._mover.begin(ctxt, volume, service)
         return objects.Volume.get_by_id(ctxt, volume.id).name
+
+    @staticmethod
+    def _refuse_while_moving(volume: objects.Volume,
+                             states: Container[str]) -> None:
+        for move in rows.for_volume(context.get_admin_context(), volume.id):
+            if move.state in states:
+                raise exception.VolumeIsMoving(
+                    volume_id=volume.id, move_id=move.move_id,
+                    state=move.state, action='attaching it',
+                    destination=move.transfer.destination_host)
 
     @staticmethod
     def _refuse_while_connected(volume: objects.Volume) -> None:
