@@ -7,12 +7,12 @@ READY := $(VENV)/.ready
 CARGO := cargo
 RUST_VERSION := 1.85
 WORKSPACES := hydrator lab/disk
-# Tests in the lab that "make test" has, of each kind one; "make soak" has all.
+# Tests in the lab that "make test" has time for; "make soak" has all.
 SHORT := [.]ChainTest.test_on_to|test_chaos|test_h1_|test_h4|test_h8
 SHORT := $(SHORT)|test_h25_of_two|LiveMigrationTest.test_lost|[.]RunningGuestTest
-SHORT := $(SHORT)|there_and_back|restart_of_both|[.]SourcePowerCut|dies_with
+SHORT := $(SHORT)|there_and_back|restart_of_both|ThinLioSourcePowerCut|dies_with
 SHORT := $(SHORT)|space_for_the_map|just_been_swapped|nobody_else|secret_is_in
-SHORT := $(SHORT)|source_can_not_be_written|while_it_runs
+SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs
 
 .PHONY: help setup demo test unit-test rust-test rust lab-test lab-programs \
         soak bench lab-kernel lab-up lab-down clean

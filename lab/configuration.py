@@ -177,6 +177,7 @@ def cinder_volume(place: services.Place, config: str) -> Sections:
         'cinder_sys_admin': {'helper_command': helper},
         'privsep_osbrick': {'helper_command': helper},
         'localstor_privileged': {'helper_command': helper},
+        'localstor_lio_privileged': {'helper_command': helper},
         'local': backend | {
             'volume_backend_name': 'local',
             'volume_group': 'cinder-local', 'lvm_type': 'default',

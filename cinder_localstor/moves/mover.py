@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import time
 from typing import Any
 
@@ -227,8 +228,15 @@ class Mover:
 
         That is the privileged daemons of Cinder's targets and of os-brick.
         """
-        self._workers.submit(self._node.target.warm_up)
-        self._workers.submit(self._node.initiator.name)
+        for start in (self._node.target.warm_up, self._node.initiator.name):
+            self._workers.submit(self._warm_up, start)
+
+    def _warm_up(self, start: Callable[[], Any]) -> None:
+        try:
+            start()
+        except Exception as error:
+            LOG.warning('The first move will have to wait, or fail: %s',
+                        error)
 
     def watch(self) -> None:
         """Take all moves that this node drives as far as they go.
@@ -288,7 +296,7 @@ class Mover:
                         and move.move_id not in exported):
                     self._export_again(move)
             # Other backends of the node may share the target daemon.
-            for move_id in exported:
+            for move_id in self._node.target.remains():
                 if rows.get(ctxt, move_id) is None:
                     LOG.warning('The export of move %s is left over and '
                                 'taken away', move_id)

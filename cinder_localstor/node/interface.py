@@ -280,6 +280,10 @@ class SourceTarget(abc.ABC):
     def exported(self) -> set[str]:
         """The ids of all moves whose source is exported here."""
 
+    def remains(self) -> set[str]:
+        """The ids of all moves of which anything is left here."""
+        return self.exported()
+
 
 class Initiator(abc.ABC):
     """Connects source copies of other nodes."""

@@ -2,7 +2,7 @@
 """Keeps the CHAP secrets of moves out of every log (hazard H16).
 
 Cinder's target drivers print at debug level what they write for tgtd and what
-they call for LIO, secrets and all.  The secrets of moves are our own, so we
+they call, secrets and all.  The secrets of moves are our own, so we
 know what to look for.
 """
 

@@ -14,6 +14,7 @@ from cinder import context
 from cinder.privsep.targets import tgt as cinder_tgt
 from cinder.volume.targets import tgt
 from cinder.volume import volume_utils
+from oslo_concurrency import lockutils
 from oslo_privsep import comm
 from oslo_utils import fileutils
 from oslo_utils import importutils
@@ -165,14 +166,16 @@ class LioSourceTarget(_IscsiTarget):
         self._ask(lio.export, export, device)
 
     def unexport(self, move_id: str) -> None:
-        for iqn in lio.remains(PREFIX + move_id):
-            self._ask(lio.unexport, iqn)
+        for iqn in lio.remains():
+            if iqn.endswith(PREFIX + move_id):
+                self._ask(lio.unexport, iqn)
 
     def _ask(self, function: Callable[..., None], *arguments: Any) -> None:
         """:raises CommandFailed: LIO can't, or does not answer in time"""
         try:
             function(*arguments)
-        except (rtslib_fb.RTSLibError, comm.PrivsepTimeout, OSError) as error:
+        except (rtslib_fb.RTSLibError, OSError, comm.PrivsepTimeout,
+                lockutils.AcquireLockFailedException) as error:
             raise exception.CommandFailed(
                 command='rtslib: ' + function.__name__,
                 host=self._command.host,
@@ -180,6 +183,9 @@ class LioSourceTarget(_IscsiTarget):
 
     def exported(self) -> set[str]:
         return parse_targets(' '.join(lio.targets()))
+
+    def remains(self) -> set[str]:
+        return parse_targets(' '.join(lio.remains()))
 
 
 SOURCE_TARGETS = {'tgtadm': TgtSourceTarget, 'lioadm': LioSourceTarget}

@@ -120,9 +120,13 @@ def helper(place: pathlib.Path, frontend: str) -> Command:
 
 def status(place: pathlib.Path) -> dict[str, Any]:
     """What the helper says of itself; nothing if it does not answer."""
-    answer = subprocess.run([stacks.HYDRATOR, 'status', place / 'runtime'],
-                            capture_output=True, text=True)
-    return {} if answer.returncode else json.loads(answer.stdout)
+    try:
+        answer = subprocess.run([stacks.HYDRATOR, 'status', place / 'runtime'],
+                                capture_output=True, text=True, check=True,
+                                timeout=_PATIENCE)
+        return json.loads(answer.stdout)
+    except (subprocess.SubprocessError, ValueError):
+        return {}
 
 
 @contextlib.contextmanager

@@ -8,9 +8,11 @@ from tests.lab import base
 class SecurityTest(base.LabTestCase):
     """What a move opens is open to the destination only, and not for long."""
 
+    volume_type = 'local'
+
     def setUp(self):
         super().setUp()
-        self.volume = self.create(size=2)
+        self.volume = self.create(size=2, volume_type=self.volume_type)
         self.source = self.home(self.volume)
         self.destination = self.other(self.source)
 
@@ -120,6 +122,12 @@ class SecurityTest(base.LabTestCase):
 
 
 UUID = 'deadbeef-0000-4000-8000-000000000001'
+
+
+class ThinLioSecurityTest(SecurityTest):
+    """The same on thin LVs and LIO."""
+
+    volume_type = 'thin'
 
 
 class TargetDaemonTest(base.LabTestCase):

@@ -7,6 +7,7 @@ import tempfile
 from unittest import mock
 
 import ddt
+from oslo_concurrency import lockutils
 from oslo_privsep import comm
 import rtslib_fb
 
@@ -195,16 +196,12 @@ class LioTest(TargetTestCase):
 
     def setUp(self):
         super().setUp()
-        self.patch('cinder_localstor.node.lio.CONFIGFS', self.directory)
-        for name in ('prepare', 'export', 'unexport'):
+        for name in ('prepare', 'export', 'unexport', 'targets', 'remains'):
             setattr(self, name, self.patch('cinder_localstor.node.lio.' + name,
                                            __name__=name))
         self.target = targets.LioSourceTarget(self.configuration,
                                               self.command)
         self.described = self.target.describe(MOVE, INITIATOR, '192.0.2.2')
-
-    def make(self, folder, iqn):
-        os.makedirs(os.path.join(self.directory, folder, iqn))
 
     def test_disk_has_the_number_of_the_move(self):
         self.assertEqual((MOVE, 0),
@@ -218,24 +215,19 @@ class LioTest(TargetTestCase):
     def test_secret_is_in_no_log(self):
         self.assert_secret_is_in_no_log()
 
-    @ddt.data('iscsi', 'core/iblock_7')
-    def test_whatever_there_is_of_an_export_is_removed(self, folder):
-        self.make(folder, self.described.iqn)
-        self.make('iscsi', self.described.iqn.replace(MOVE[:8], '0' * 8))
+    def test_whatever_there_is_of_an_export_is_removed(self):
+        self.remains.return_value = {
+            self.described.iqn, self.described.iqn.replace(MOVE, OTHER)}
         self.target.unexport(MOVE)
         self.unexport.assert_called_once_with(self.described.iqn)
 
-    def test_unexport_of_what_is_gone_does_nothing(self):
-        self.target.unexport(MOVE)
-        self.unexport.assert_not_called()
-
-    def test_exports_are_found_among_other_targets(self):
-        self.make('iscsi', self.described.iqn)
-        self.make('iscsi', 'iqn.2010-10.org.openstack:volume-' + MOVE)
+    def test_exports_and_remains_are_found_among_others(self):
+        others = 'iqn.2010-10.org.openstack:volume-' + MOVE
+        self.targets.return_value = {self.described.iqn, others}
+        self.remains.return_value = {
+            self.described.iqn.replace(MOVE, OTHER), others}
         self.assertEqual({MOVE}, self.target.exported())
-
-    def test_nothing_is_exported_without_the_module(self):
-        self.assertEqual(set(), self.target.exported())
+        self.assertEqual({OTHER}, self.target.remains())
 
     def test_warm_up(self):
         self.target.warm_up()
@@ -243,6 +235,7 @@ class LioTest(TargetTestCase):
 
     @ddt.data((rtslib_fb.RTSLibError('device is in use'), 'device is in use'),
               (comm.PrivsepTimeout(), 'PrivsepTimeout'),
+              (lockutils.AcquireLockFailedException('lioadm'), 'lioadm'),
               (OSError('no such device'), 'no such device'))
     @ddt.unpack
     def test_failure_says_why(self, error, reason):
