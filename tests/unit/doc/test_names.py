@@ -21,7 +21,7 @@ PAGES = [ROOT / 'README.rst', *sorted(SOURCE.glob('*.rst'))]
 
 LITERAL = re.compile(r'``([^`\n]+)``')
 CLASS = re.compile(r'[A-Z][a-z]+(?:[A-Z][a-z]+)+')
-OPTION = re.compile(r'\blocalstor_(?!privileged)[a-z]\w*')
+OPTION = re.compile(r'\blocalstor_(?!(?:lio_)?privileged)[a-z]\w*')
 FILE = re.compile(r'(?:cinder_localstor|doc|lab|tests|releasenotes)/[\w./-]+')
 # What a page calls by a name of ours that is no option: the package
 PACKAGE = re.compile(r'cinder_localstor[\w.]*')
