@@ -226,7 +226,7 @@ class Mover:
     def warm_up(self) -> None:
         """Start in the background what the first move would wait for.
 
-        That is the privileged daemons of Cinder's targets and of os-brick.
+        That is the privileged daemons of the target and of os-brick.
         """
         for start in (self._node.target.warm_up, self._node.initiator.name):
             self._workers.submit(self._warm_up, start)

@@ -129,8 +129,9 @@ def _export(iqn: str, device: str, serial: str, address: str, port: int,
 @CONTEXT.entrypoint_with_timeout(TIMEOUT)
 def _unexport(iqn: str) -> None:
     _open()
-    _remove(iqn)
+    # First: of what is gone from the kernel nobody asks for the rest.
     _forget_saved(iqn)
+    _remove(iqn)
 
 
 def _open() -> None:

@@ -266,6 +266,26 @@ class LeftOverExportTest(MoverTestCase):
         self.cloud.boot(base.A)
         self.assert_whole()
 
+    def test_half_an_export_that_no_move_knows_of_is_taken_away(self):
+        target = self.cloud.nodes[base.A].target
+        self.mock_object(target, 'remains', return_value={'a-move'})
+        unexport = self.mock_object(target, 'unexport')
+        self.cloud.boot(base.A)
+        unexport.assert_called_once_with('a-move')
+
+
+class WarmUpTest(MoverTestCase):
+
+    def test_what_fails_is_told_and_keeps_nothing_else_from_starting(self):
+        node = self.cloud.nodes[base.A]
+        self.mock_object(node.target, 'warm_up',
+                         side_effect=OSError('no LIO here'))
+        name = self.mock_object(node.initiator, 'name')
+        log = self.patch('cinder_localstor.moves.mover.LOG.warning')
+        self.cloud.movers[base.A].warm_up()
+        self.assertIn('no LIO here', str(log.call_args.args[-1]))
+        name.assert_called_once_with()
+
 
 class ExtendTest(MoverTestCase):
 

@@ -252,6 +252,14 @@ class LioTest(base.TestCase):
                               'fabric_modules': []}, json.load(file))
         self.assertEqual(0o600, stat.S_IMODE(os.stat(self.saved).st_mode))
 
+    def test_export_that_can_not_be_removed_is_not_saved_any_more(self):
+        self.save(IQN)
+        lio.export(EXPORT, DEVICE)
+        with mock.patch.object(Part, 'delete', side_effect=OSError('busy')):
+            self.assertRaises(OSError, lio.unexport, IQN)
+        with open(self.saved) as file:
+            self.assertNotIn(IQN, file.read())
+
     def test_what_others_saved_is_left_alone(self):
         self.save(OTHER)
         before = os.stat(self.saved)
