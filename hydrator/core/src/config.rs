@@ -84,7 +84,7 @@ impl Config {
             block_slots: 64,
             copies: 8,
             region_blocks: 256,
-            journal_depth: 2,
+            journal_depth: 4,
             unsettled: 32768,
             range_from: 64,
             source_timeout: None,

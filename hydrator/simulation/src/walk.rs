@@ -139,7 +139,7 @@ impl Walk {
         config.block_slots = 16;
         config.copies = random.u16(1..4);
         config.region_blocks = 1 << random.u32(0..4);
-        config.journal_depth = random.usize(1..3);
+        config.journal_depth = random.usize(1..5);
         config.unsettled = 512;
         config.range_from = random.u32(1..6);
         config.verify = [Verify::Off, Verify::Full, Verify::Sample][(seed % 3) as usize];
