@@ -134,13 +134,18 @@ class HydratorTestCase(testtools.TestCase):
     # The guest
 
     def begin_load(self, device):
-        """Write, flush and verify for as long as it takes."""
+        """Write, flush and verify for some seconds."""
         self.shell(
             f'setsid fio --name=guest --filename={device} --direct=1'
             ' --ioengine=io_uring --rw=randwrite --bsrange=512-256k'
             ' --iodepth=8 --size=64M --verify=crc32c --verify_backlog=64'
-            ' --fsync=16 --output-format=json --output=/tmp/fio.json'
+            ' --fsync=16 --time_based --runtime=8 --output-format=json'
+            ' --output=/tmp/fio.json'
             ' > /tmp/fio.log 2>&1 < /dev/null & echo $! > /tmp/fio.pid')
+
+    def kill_under_load(self):
+        pid = self.wait(lambda status: status['device'])['pid']
+        self.shell(f'kill -0 $(cat /tmp/fio.pid) && kill -9 {pid}')
 
     def load_result(self):
         """What fio says of its job, when it has ended."""
@@ -165,7 +170,7 @@ class _Moves:
         self.ask('start')
         for _ in range(3):
             time.sleep(1)
-            self.kill()
+            self.kill_under_load()
             self.assertEqual(device, self.start())
 
         result = self.load_result()
@@ -178,6 +183,22 @@ class _Moves:
                          self.checksum('data', skip=64))
         checked = self.node.run([HYDRATOR, 'check', self.path('metadata')])
         self.assertIn('complete', checked.stdout)
+
+    def test_a_kill_is_a_pause_of_less_than_two_seconds(self):
+        # Its supervisor starts a successor.
+        device = self.start('--detach')
+        self.begin_load(device)
+        self.ask('start')
+        for _ in range(3):
+            time.sleep(1)
+            self.kill_under_load()
+
+        result = self.load_result()
+
+        self.assertEqual(0, result['error'])
+        longest = max(result[kind]['lat_ns']['max']
+                      for kind in ('read', 'write', 'sync'))
+        self.assertLess(longest, 2e9)
 
     def test_a_move_that_is_verified_tells_that_everything_was_compared(self):
         device = self.start('--verify', 'full')
