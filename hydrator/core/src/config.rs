@@ -35,6 +35,9 @@ pub struct Config {
     pub journal_depth: usize,
     /// The most blocks that are local but not settled at once.
     pub unsettled: usize,
+    /// The journal is condensed, instead of the bitmap written, if the bitmap
+    /// has more changed sectors than this for each block that it takes.
+    pub condense_above: u64,
     /// A discard (or write of zeroes) of more blocks than these is recorded as
     /// a range, after a flush of the destination; smaller ones go like writes.
     pub range_from: u32,
@@ -86,6 +89,7 @@ impl Config {
             region_blocks: 256,
             journal_depth: 4,
             unsettled: 32768,
+            condense_above: 32,
             range_from: 64,
             source_timeout: None,
             rate: Rate {

@@ -6,11 +6,13 @@
 //! submitted; others wait and share the next one. What a flush has covered is
 //! *flushed*. The header of each group of the journal says up to where all is
 //! flushed; once such a header is durable, it is *settled*. A checkpoint
-//! records the same in the bitmap and moves the journal's tail.
+//! records the same in the bitmap, or in fewer blocks of the
+//! [journal](crate::condensing), and moves the journal's tail.
 
 use crate::bitmap::{
     BLOCKS_PER_BITMAP_BLOCK, BLOCKS_PER_SECTOR, SECTORS_PER_BITMAP_BLOCK, WORDS_PER_SECTOR,
 };
+use crate::condensing::Condensed;
 use crate::journal::{Header, encode_header};
 use crate::rules::Rule;
 use crate::superblock::JOURNAL_FIRST;
@@ -60,8 +62,8 @@ pub(crate) struct Flushes {
     pub(crate) settled: u64,
     /// Requests wait until this one is settled.
     pub(crate) awaited: u64,
-    /// The next group is for them.
-    urgent: bool,
+    /// The next group must not wait.
+    pub(crate) urgent: bool,
 }
 
 impl Default for Flushes {
@@ -101,19 +103,23 @@ enum Step {
     Idle,
     /// Waits for this flush.
     Flush(u64),
+    /// Writes what the journal says once more, in fewer blocks.
+    Condense,
     /// Writes the bitmap, from this block of it on.
     Bits(u64),
     /// Flushes the metadata.
     Sync,
 }
 
-/// The recording of what is local in the bitmap.
+/// The recording of what is local in the bitmap, or elsewhere in the journal.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoint {
     pub(crate) wanted: bool,
     step: Step,
-    /// All of the bitmap is written, not only what was copied.
+    /// The journal's tail is to move.
     full: bool,
+    /// Only for room in the journal: the bitmap need not be written.
+    for_room: bool,
     /// Intents up to this one are recorded.
     covers: u64,
     in_flight: u32,
@@ -231,6 +237,7 @@ impl Volume {
             if entry.is_some_and(|entry| entry.sequence == intent && entry.content) {
                 self.unsettled.remove(&block);
                 self.map.entry_removed(block);
+                self.condensing.settled(intent, block);
             }
         }
         self.retry = true;
@@ -356,13 +363,15 @@ impl Volume {
         self.log.low() >= self.log.tail || self.hydration.unrecorded > 0 || self.map.any_dirty()
     }
 
-    /// Whether the journal's tail is to move, with all of the bitmap written.
-    fn checkpoint_is_due(&self, now: Time) -> bool {
-        self.checkpoint.wanted
-            || self.log.used() * 2 > self.log.blocks
-            || self.map.remote() == 0
+    /// Whether all of the bitmap is to be written.
+    fn bitmap_is_due(&self, now: Time) -> bool {
+        self.map.remote() == 0
             || self.is_closing()
             || now.since(self.checkpoint.last) >= CHECKPOINT_EVERY
+    }
+
+    fn journal_needs_room(&self) -> bool {
+        self.checkpoint.wanted || self.log.used() * 2 > self.log.blocks
     }
 
     /// Begin a checkpoint if it is due, or take its next step.
@@ -378,14 +387,14 @@ impl Volume {
                 self.checkpoint.last = now;
                 return;
             }
-            self.checkpoint.full = self.checkpoint_is_due(now);
+            self.checkpoint.for_room = !self.bitmap_is_due(now);
+            self.checkpoint.full = !self.checkpoint.for_room || self.journal_needs_room();
             if !self.checkpoint.full && self.hydration.unrecorded < HYDRATED_MOST {
                 self.checkpoint.wake_at = Some(self.checkpoint.last.after(CHECKPOINT_EVERY));
                 return;
             }
             if self.checkpoint.full {
                 self.checkpoint.wanted = false;
-                self.checkpoint.last = now;
             }
             let flush_first =
                 self.flushes.flushed < self.log.low() || self.hydration.has_unflushed();
@@ -402,16 +411,21 @@ impl Volume {
                 return;
             }
             self.checkpoint.covers = self.flushes.flushed;
-            let all = !self.rules.keep(Rule::FlushBeforeHydratedBit);
-            self.hydration.begin_recording(all);
-            self.checkpoint.step = if self.rules.keep(Rule::BitmapBeforeTail) {
-                Step::Bits(0)
+            let for_room = self.checkpoint.full && self.checkpoint.for_room;
+            if for_room && self.begin_condensing(self.checkpoint.covers) {
+                self.checkpoint.step = Step::Condense;
             } else {
-                Step::Sync
-            };
-            if self.checkpoint.step == Step::Sync {
-                while self.map.take_dirty(0).is_some() {}
-                self.bitmap_flushed(Ok(()));
+                self.begin_bitmap(now);
+            }
+        }
+        if self.checkpoint.step == Step::Condense {
+            match self.condense(memory) {
+                Condensed::Under => return,
+                Condensed::Done => {
+                    self.checkpoint.step = Step::Idle;
+                    self.move_tail();
+                }
+                Condensed::NoRoom => self.begin_bitmap(now),
             }
         }
         while let Step::Bits(from) = self.checkpoint.step {
@@ -443,6 +457,28 @@ impl Volume {
             let at = self.superblock.bitmap_first() + bitmap_block;
             self.write_metadata(io(kind::BITMAP, u64::from(slot)), at, slot, false);
         }
+    }
+
+    fn begin_bitmap(&mut self, now: Time) {
+        if self.checkpoint.full {
+            self.checkpoint.last = now;
+        }
+        let all = !self.rules.keep(Rule::FlushBeforeHydratedBit);
+        self.hydration.begin_recording(all);
+        if self.rules.keep(Rule::BitmapBeforeTail) {
+            self.checkpoint.step = Step::Bits(0);
+        } else {
+            self.checkpoint.step = Step::Sync;
+            while self.map.take_dirty(0).is_some() {}
+            self.bitmap_flushed(Ok(()));
+        }
+    }
+
+    /// What is covered is recorded.
+    fn move_tail(&mut self) {
+        let covers = self.checkpoint.covers;
+        self.settle(covers);
+        self.log.tail = self.log.tail.max(covers + 1);
     }
 
     /// Compose a block of the bitmap in `slot`, of whose sectors these have
@@ -525,9 +561,8 @@ impl Volume {
         }
         self.checkpoint.step = Step::Idle;
         if self.checkpoint.full {
-            let covers = self.checkpoint.covers;
-            self.settle(covers);
-            self.log.tail = self.log.tail.max(covers + 1);
+            self.move_tail();
+            self.condensing.recorded(self.checkpoint.covers);
         }
         self.hydration.recorded(&mut self.map);
         self.retry = true;

@@ -27,6 +27,7 @@
 //! are written through does it, as writes in flight keep it until they end.
 
 pub mod bitmap;
+mod condensing;
 mod config;
 mod flushes;
 mod hydration;

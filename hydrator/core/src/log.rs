@@ -95,11 +95,9 @@ impl Log {
     pub(crate) fn open_group(&mut self, slot: impl FnOnce() -> Option<u16>) -> Option<&mut Group> {
         if self.open.is_none() {
             let slot = slot()?;
-            let requests = self.spare.pop().unwrap_or_default();
             self.open = Some(Group {
                 sequence: self.next,
                 slot,
-                requests,
                 ..Group::default()
             });
             self.next += 1;
@@ -108,12 +106,13 @@ impl Log {
         self.open.as_mut()
     }
 
-    /// Add an entry of `request` to the open group, composed in `block`; the
-    /// group's number. The second is true if the request was not in it yet.
+    /// Add an entry of `request`, or of nobody, to the open group, composed in
+    /// `block`; the group's number. The second is true if the request was not in
+    /// it yet.
     pub(crate) fn append(
         &mut self,
         entry: Entry,
-        request: u32,
+        request: Option<u32>,
         fua: bool,
         block: &mut [u8],
     ) -> (u64, bool) {
@@ -123,19 +122,19 @@ impl Log {
         encode_entry(entry, usize::from(group.entries), block);
         group.entries += 1;
         group.fua |= fua;
-        let sequence = group.sequence;
+        let (sequence, entries) = (group.sequence, group.entries);
         if let Entry::Intent { block, .. } = entry {
             self.intents.push_back((sequence, block));
         }
-        let first = group.requests.last() != Some(&request);
+        let first = request.is_some_and(|request| group.requests.last() != Some(&request));
         if first {
-            group.requests.push(request);
+            if group.requests.capacity() == 0 {
+                group.requests = self.spare.pop().unwrap_or_default();
+            }
+            group.requests.extend(request);
             self.holds[(sequence - self.low - 1) as usize] += 1;
         }
-        let Some(group) = self.open.as_ref() else {
-            return (sequence, first);
-        };
-        if usize::from(group.entries) == MAX_ENTRIES {
+        if usize::from(entries) == MAX_ENTRIES {
             self.seal();
         }
         (sequence, first)
@@ -166,7 +165,9 @@ impl Log {
 
     pub(crate) fn recycle(&mut self, mut requests: Vec<u32>) {
         requests.clear();
-        self.spare.push(requests);
+        if requests.capacity() > 0 {
+            self.spare.push(requests);
+        }
     }
 
     /// One of the things that keep `sequence` from being covered is gone.

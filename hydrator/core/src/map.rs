@@ -165,6 +165,11 @@ impl Map {
         self.dirty_count > 0
     }
 
+    /// Sectors of the bitmap that are to be written.
+    pub(crate) const fn dirty_sectors(&self) -> u64 {
+        self.dirty_count
+    }
+
     /// The first block of the bitmap from `from` on that is to be written, and
     /// which of its sectors have changed, one bit each; they count as written
     /// from now on.

@@ -69,6 +69,10 @@ pub enum Rule {
     FlushBeforeTail,
     /// The bitmap is written before the journal's tail moves.
     BitmapBeforeTail,
+    /// It moves only after what is condensed was written.
+    CondensedBeforeTail,
+    /// What is condensed is written with FUA.
+    FuaCondensed,
     /// Before the switch-over nothing is copied.
     NothingBeforeStart,
     /// Zeros are left out only on a destination that nobody has written to.
@@ -88,7 +92,7 @@ pub enum Rule {
 #[cfg(feature = "mutants")]
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 39] = [
         Self::IntentBeforeCompletion,
         Self::DataBeforeCompletion,
         Self::FuaData,
@@ -119,6 +123,8 @@ impl Rule {
         Self::ZeroWaitsForSettled,
         Self::FlushBeforeTail,
         Self::BitmapBeforeTail,
+        Self::CondensedBeforeTail,
+        Self::FuaCondensed,
         Self::NothingBeforeStart,
         Self::HolesOnlyWhenNew,
         Self::FailedWriteIsVoid,

@@ -5,12 +5,14 @@
 //! The parts of it: [`writes`](crate::writes) for requests to what is not
 //! settled, [`source`](crate::source) for what is read from the source,
 //! [`flushes`](crate::flushes) for flushes, settling and checkpoints,
+//! [`condensing`](crate::condensing) for those that leave the bitmap alone,
 //! [`hydration`](crate::hydration) for copies,
 //! [`verification`](crate::verification) for what is compared of them,
 //! [`opening`](crate::opening) for recovery.
 
 use std::collections::VecDeque;
 
+use crate::condensing::Condensing;
 use crate::flushes::{Checkpoint, Flushes};
 use crate::hydration::{Hydration, SCAN_MOST};
 use crate::log::Log;
@@ -87,6 +89,7 @@ pub struct Volume {
     pub(crate) pace: Pace,
     pub(crate) flushes: Flushes,
     pub(crate) checkpoint: Checkpoint,
+    pub(crate) condensing: Condensing,
     pub(crate) hydration: Hydration,
     pub(crate) verification: Verification,
     pub(crate) source: Source,
@@ -258,6 +261,7 @@ impl Volume {
             pace: Pace::new(config.rate),
             flushes: Flushes::default(),
             checkpoint: Checkpoint::default(),
+            condensing: Condensing::new(),
             hydration: Hydration::new(config.copies),
             verification: Verification::new(&config),
             source: Source::default(),

@@ -562,7 +562,9 @@ impl Volume {
     ) -> Option<u64> {
         let free = &mut self.free_blocks;
         let slot = self.log.open_group(|| free.pop())?.slot;
-        let (sequence, first) = self.log.append(entry, index, fua, memory.block_mut(slot));
+        let (sequence, first) = self
+            .log
+            .append(entry, Some(index), fua, memory.block_mut(slot));
         let request = &mut self.requests[index as usize];
         let sequences = &mut request.sequences[usize::from(request.phase == Phase::Void)];
         let begin = sequences.map_or(sequence, |(begin, _)| begin);
@@ -845,7 +847,9 @@ impl Volume {
             block: first,
             count: (end - first) as u32,
         };
-        self.append(local, index, true, memory);
+        if let Some(sequence) = self.append(local, index, true, memory) {
+            self.condensing.left_out(sequence);
+        }
         self.requests[index as usize].phase = Phase::Recording;
         if self.requests[index as usize].pending == 0 {
             self.part_ended(index, memory);

@@ -116,6 +116,22 @@ fn at_depth_32_metadata_are_less_than_a_tenth_of_what_is_written() {
 }
 
 #[test]
+fn scattered_lone_writes_cost_little_more_than_a_block_of_the_journal_each() {
+    const WRITES: u64 = 150_000;
+    let mut null = Null::new(1024 * GIB);
+    let before = null.volume.progress().metadata_written;
+    for block in scattered(WRITES, 1024 * GIB / 4096) {
+        null.one(Operation::Write { fua: true }, block * 4096, 4096);
+        assert_no_error(&null);
+    }
+    let blocks = (null.volume.progress().metadata_written - before) / 4096;
+    assert!(
+        blocks * 100 < WRITES * 120,
+        "{blocks} blocks of metadata for {WRITES} writes"
+    );
+}
+
+#[test]
 fn a_volume_of_16_tib_takes_less_than_48_mib_for_each() {
     let before = BYTES.get();
     let mut null = Null::new(16 * 1024 * GIB);

@@ -140,6 +140,7 @@ impl Walk {
         config.copies = random.u16(1..4);
         config.region_blocks = 1 << random.u32(0..4);
         config.journal_depth = random.usize(1..5);
+        config.condense_above = [0, 32][random.usize(0..2)];
         config.unsettled = 512;
         config.range_from = random.u32(1..6);
         config.verify = [Verify::Off, Verify::Full, Verify::Sample][(seed % 3) as usize];
