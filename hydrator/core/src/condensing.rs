@@ -10,7 +10,6 @@
 
 use crate::journal::{Entry, MAX_ENTRIES};
 use crate::rules::Rule;
-use crate::volume::RESERVED_SLOTS;
 use crate::{Memory, Volume};
 
 /// The most settled blocks that are kept in mind (1 MiB of memory).
@@ -31,8 +30,6 @@ pub(crate) struct Condensing {
     /// From where and up to where they are to be written.
     next: usize,
     end: usize,
-    /// The last block of the journal that this is written to.
-    last: u64,
 }
 
 /// How far the writing of it is.
@@ -128,13 +125,8 @@ impl Volume {
     pub(crate) fn condense<M: Memory>(&mut self, memory: &mut M) -> Condensed {
         let fua = self.rules.keep(Rule::FuaCondensed);
         while self.condensing.next < self.condensing.end {
-            if !self.log.has_open() {
-                if !self.log.has_room(1) {
-                    return Condensed::NoRoom;
-                }
-                if self.free_blocks.len() <= RESERVED_SLOTS {
-                    return Condensed::Under;
-                }
+            if !self.log.has_open() && !self.log.has_room(1) {
+                return Condensed::NoRoom;
             }
             let free = &mut self.free_blocks;
             let Some(group) = self.log.open_group(|| free.pop()) else {
@@ -144,13 +136,11 @@ impl Volume {
             let Some(run) = self.condensing.next_run() else {
                 break;
             };
-            let (sequence, _) = self.log.append(run, None, fua, memory.block_mut(slot));
-            self.condensing.last = sequence;
+            self.log.append(run, None, fua, memory.block_mut(slot));
             self.retry = true;
             self.flushes.urgent = self.log.has_open();
         }
-        let durable = self.log.low() >= self.condensing.last;
-        if durable || !self.rules.keep(Rule::CondensedBeforeTail) {
+        if self.log.condensing == 0 || !self.rules.keep(Rule::CondensedBeforeTail) {
             Condensed::Done
         } else {
             Condensed::Under

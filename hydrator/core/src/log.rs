@@ -19,6 +19,8 @@ pub(crate) struct Group {
     pub(crate) settled: u64,
     /// Requests that wait for it.
     pub(crate) requests: Vec<u32>,
+    /// It has entries of no request.
+    condensed: bool,
 }
 
 /// The journal as it is being written.
@@ -37,6 +39,8 @@ pub(crate) struct Log {
     /// Groups being written, by index.
     in_flight: Vec<Option<Group>>,
     pub(crate) writing: usize,
+    /// Groups with entries of no request that are not written yet.
+    pub(crate) condensing: usize,
     /// How much keeps each sequence number after `low` from being covered: its
     /// own write, and the requests with entries in it.
     holds: VecDeque<u32>,
@@ -120,6 +124,10 @@ impl Log {
             unreachable!("a group is opened before an entry is added");
         };
         encode_entry(entry, usize::from(group.entries), block);
+        if request.is_none() && !group.condensed {
+            group.condensed = true;
+            self.condensing += 1;
+        }
         group.entries += 1;
         group.fua |= fua;
         let (sequence, entries) = (group.sequence, group.entries);
@@ -160,6 +168,7 @@ impl Log {
     pub(crate) fn ended(&mut self, index: u32) -> Option<Group> {
         let group = self.in_flight.get_mut(index as usize)?.take()?;
         self.writing -= 1;
+        self.condensing -= usize::from(group.condensed);
         Some(group)
     }
 
