@@ -9,8 +9,7 @@ use core::time::Duration;
 pub struct Config {
     /// The move's id; metadata of another move are refused.
     pub move_id: [u8; 16],
-    /// Size of the volume, in bytes; a multiple of 4096. If it is more than the
-    /// metadata say, the volume opens as they say, to be extended.
+    /// Size of the volume, in bytes; a multiple of 4096.
     pub size: u64,
     /// What there is of it on the source, in bytes, a multiple of 4096; the
     /// rest reads as zeros.

@@ -249,11 +249,6 @@ pub enum Notice {
     },
     /// [`Volume::start`](crate::Volume::start) is durable.
     Started,
-    /// [`Volume::extend`](crate::Volume::extend) is durable.
-    Extended {
-        /// The new size, in bytes.
-        size: u64,
-    },
     /// Everything is local, on the destination and in its bitmap for good:
     /// the table can be swapped.
     Done,

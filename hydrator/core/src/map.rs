@@ -45,24 +45,20 @@ pub(crate) struct Map {
 
 impl Map {
     pub(crate) fn new(blocks: u64, region_blocks: u32) -> Self {
-        let mut map = Self {
-            region_shift: region_blocks.trailing_zeros(),
-            ..Self::default()
-        };
-        map.grow(blocks);
-        map
-    }
-
-    pub(crate) fn grow(&mut self, blocks: u64) {
+        let region_shift = region_blocks.trailing_zeros();
         let bitmap_blocks = blocks.div_ceil(BLOCKS_PER_BITMAP_BLOCK) as usize;
-        let regions = blocks.div_ceil(1 << self.region_shift) as usize;
-        self.local.resize(bitmap_blocks * WORDS_PER_BITMAP_BLOCK, 0);
         let sectors = bitmap_blocks * SECTORS_PER_BITMAP_BLOCK as usize;
-        self.dirty.resize(sectors.div_ceil(64), 0);
-        self.trailers.resize(sectors, 0);
-        self.regions.resize(regions, Region::default());
-        self.remote += blocks - self.blocks;
-        self.blocks = blocks;
+        let regions = blocks.div_ceil(1 << region_shift) as usize;
+        Self {
+            blocks,
+            region_shift,
+            local: vec![0; bitmap_blocks * WORDS_PER_BITMAP_BLOCK],
+            regions: vec![Region::default(); regions],
+            dirty: vec![0; sectors.div_ceil(64)],
+            dirty_count: 0,
+            trailers: vec![0; sectors],
+            remote: blocks,
+        }
     }
 
     pub(crate) const fn blocks(&self) -> u64 {

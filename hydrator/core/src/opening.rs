@@ -375,7 +375,7 @@ impl Volume {
                 "the size",
                 found.size,
                 config.size,
-                found.size <= config.size,
+                found.size == config.size,
             ),
         ];
         if let Some((what, found, wanted, _)) = figures.into_iter().find(|figure| !figure.3) {

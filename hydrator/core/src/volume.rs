@@ -44,9 +44,8 @@ pub(crate) mod kind {
     pub(crate) const SUPERBLOCK: u64 = 8;
     pub(crate) const COPY_READ: u64 = 9;
     pub(crate) const COPY_WRITE: u64 = 10;
-    pub(crate) const EXTEND: u64 = 11;
-    pub(crate) const OPENING: u64 = 12;
-    pub(crate) const VERIFY: u64 = 13;
+    pub(crate) const OPENING: u64 = 11;
+    pub(crate) const VERIFY: u64 = 12;
 }
 
 pub(crate) const fn io(kind: u64, detail: u64) -> Io {
@@ -64,13 +63,6 @@ pub(crate) enum State {
     Closed,
 }
 
-/// A growth of the volume that is being recorded.
-#[derive(Clone, Copy, Debug)]
-struct Extension {
-    size: u64,
-    bitmap_blocks: u64,
-}
-
 /// A moving volume.
 #[derive(Debug)]
 pub struct Volume {
@@ -82,7 +74,6 @@ pub struct Volume {
     /// As it should be there.
     pub(crate) wanted: Superblock,
     writing_superblock: Option<(Superblock, u16)>,
-    extension: Option<Extension>,
     pub(crate) map: Map,
     pub(crate) unsettled: Unsettled,
     pub(crate) log: Log,
@@ -254,7 +245,6 @@ impl Volume {
             superblock,
             wanted: superblock,
             writing_superblock: None,
-            extension: None,
             map: Map::default(),
             unsettled: Unsettled::default(),
             log: Log::default(),
@@ -470,7 +460,6 @@ impl Volume {
             kind::COPY_READ => self.copy_read(now, detail as u16, result, memory),
             kind::VERIFY => self.verify_read(now, detail as u16, result, memory),
             kind::COPY_WRITE => self.copy_written(detail as u16, result),
-            kind::EXTEND => self.bitmap_extended(detail, result),
             kind::OPENING => self.opening_ended(detail, result, memory),
             _ => {}
         }
@@ -555,7 +544,7 @@ impl Volume {
             && self.hydration.is_recorded()
             && !self.map.any_dirty()
             && self.checkpoint.is_idle();
-        if self.map.remote() == 0 && recorded && !self.broken && self.extension.is_none() {
+        if self.map.remote() == 0 && recorded && !self.broken {
             self.wanted.complete = true;
             if self.superblock.complete && !self.done {
                 self.done = true;
@@ -643,14 +632,6 @@ impl Volume {
         if written.started && !before.started {
             self.actions.push_back(Action::Notice(Notice::Started));
         }
-        if written.size != before.size {
-            self.map.grow(written.blocks());
-            self.config.size = written.size;
-            self.extension = None;
-            self.done = false;
-            self.actions
-                .push_back(Action::Notice(Notice::Extended { size: written.size }));
-        }
     }
 
     /// Whether I/O there goes straight to the destination: everything is
@@ -677,89 +658,6 @@ impl Volume {
     pub fn set_rate(&mut self, rate: Rate) {
         self.config.rate = rate;
         self.pace.configure(rate);
-    }
-
-    /// The volume has grown to `size` bytes, the metadata device to
-    /// `metadata_size`. What is new reads as zeros. Ends with
-    /// [`Notice::Extended`].
-    ///
-    /// # Errors
-    /// If the volume would shrink, the metadata device is too small, or
-    /// another growth is under way.
-    pub fn extend(&mut self, size: u64, metadata_size: u64) -> Result<(), OpenError> {
-        if !matches!(self.state, State::Open) || self.extension.is_some() {
-            return Err(OpenError::Config(
-                "the volume is not open, or is being extended already",
-            ));
-        }
-        let found = self.superblock.size;
-        if size < found {
-            return Err(OpenError::Mismatch {
-                what: "size",
-                found,
-                wanted: size,
-            });
-        }
-        let grown = Superblock {
-            size,
-            bitmap_blocks: self.superblock.bitmap_blocks.max(bitmap_blocks(size)),
-            complete: false,
-            ..self.superblock
-        };
-        grown
-            .check()
-            .map_err(|_| OpenError::Config("the size must be a multiple of 4096, up to 64 TiB"))?;
-        let needed = grown.metadata_size();
-        if metadata_size < needed {
-            return Err(OpenError::TooSmall {
-                needed,
-                found: metadata_size,
-            });
-        }
-        if size == found {
-            self.actions
-                .push_back(Action::Notice(Notice::Extended { size }));
-            return Ok(());
-        }
-        self.extension = Some(Extension {
-            size,
-            bitmap_blocks: grown.bitmap_blocks,
-        });
-        let new_blocks = grown.bitmap_blocks - self.superblock.bitmap_blocks;
-        if new_blocks == 0 {
-            self.record_extension();
-        } else {
-            self.actions.push_back(Action::Zero {
-                io: io(kind::EXTEND, 0),
-                device: Device::Metadata,
-                offset: self.superblock.metadata_size(),
-                length: new_blocks * BLOCK_SIZE,
-                fua: false,
-            });
-        }
-        Ok(())
-    }
-
-    fn bitmap_extended(&mut self, step: u64, result: Result<(), Failure>) {
-        if result.is_err() {
-            return self.fail(Device::Metadata);
-        }
-        if step == 0 {
-            self.actions.push_back(Action::Flush {
-                io: io(kind::EXTEND, 1),
-                device: Device::Metadata,
-            });
-        } else {
-            self.record_extension();
-        }
-    }
-
-    fn record_extension(&mut self) {
-        if let Some(extension) = self.extension {
-            self.wanted.size = extension.size;
-            self.wanted.bitmap_blocks = extension.bitmap_blocks;
-            self.wanted.complete = false;
-        }
     }
 
     /// Ask the source again at once, also for what it could not read.

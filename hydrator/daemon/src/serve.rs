@@ -286,7 +286,6 @@ impl Server {
                     length,
                     again,
                 } => self.tell_difference(offset, length, again),
-                Notice::Extended { size } => info!("the volume has {size} bytes now"),
                 Notice::Done => info!("everything is local"),
                 Notice::Closed => self.closed = true,
                 Notice::Broken(device) => {

@@ -216,17 +216,6 @@ impl Model {
         }
     }
 
-    /// The volume has grown.
-    pub fn grow(&mut self, sectors: usize) {
-        self.sectors.resize(
-            sectors,
-            Sector {
-                base: Some(0),
-                writes: Vec::new(),
-            },
-        );
-    }
-
     /// The source has changed: what was never written is what it holds now.
     pub fn rebase(&mut self, sector: usize, value: Value) {
         self.sectors[sector].base = Some(value);

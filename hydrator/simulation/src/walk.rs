@@ -4,9 +4,7 @@
 //! volume moves, disks that complete in any order, and crashes.
 
 use fastrand::Rng;
-use localstor_hydrator_core::{
-    Config, Notice, Operation, Rate, Request, Rule, Tag, Verify, metadata_size,
-};
+use localstor_hydrator_core::{Config, Operation, Rate, Request, Rule, Tag, Verify, metadata_size};
 
 use crate::disk::{Disk, SECTOR};
 use crate::machine::{Faults, Machine, Shared};
@@ -102,7 +100,6 @@ struct Walk {
     /// What the guest does, by weight: read, write, flush, zeroes.
     habits: [u32; 4],
     fua: u8,
-    largest_size: u64,
     faults: bool,
     tally: Tally,
 }
@@ -128,7 +125,6 @@ impl Walk {
         } else {
             blocks
         };
-        let largest = blocks + 8;
         let size = (blocks * BLOCK) as u64;
         let journal = random.u64(8..20);
         let mut config = Config::new([7; 16], size, metadata_size(size) + (64 << 10));
@@ -149,7 +145,7 @@ impl Walk {
             limit: None,
             minimum: 1 << 30,
         };
-        let stale: Vec<Value> = (0..largest * PER_BLOCK)
+        let stale: Vec<Value> = (0..blocks * PER_BLOCK)
             .map(|sector| {
                 if config.destination_zeroed {
                     0
@@ -201,7 +197,6 @@ impl Walk {
             switched: false,
             habits,
             fua: [0, 10, 60][random.usize(0..3)],
-            largest_size: (largest * BLOCK) as u64,
             faults,
             config,
             random,
@@ -232,9 +227,6 @@ impl Walk {
             }
             if self.random.u16(0..1000) < 8 {
                 self.check_crash(true)?;
-            }
-            if self.switched && self.random.u16(0..1000) < 4 {
-                self.extend();
             }
         }
         self.finish()
@@ -436,28 +428,7 @@ impl Walk {
                 Guest::Flush(_) => {}
             }
         }
-        for notice in core::mem::take(&mut self.machine.notices) {
-            if let Notice::Extended { size } = notice {
-                self.grow(size);
-            }
-        }
         Ok(())
-    }
-
-    fn grow(&mut self, size: u64) {
-        let sectors = size as usize / SECTOR;
-        self.model.grow(sectors);
-        self.versions
-            .resize(sectors / PER_BLOCK, vec![vec![0; PER_BLOCK]]);
-        self.config.size = size;
-    }
-
-    fn extend(&mut self) {
-        let size = self.config.size + (self.random.u64(1..4) * BLOCK as u64);
-        if size <= self.largest_size {
-            // Refused while another one is under way.
-            let _ = self.machine.volume.extend(size, self.config.metadata_size);
-        }
     }
 
     /// Crash now, recover, and check what is there; go on from there or from
@@ -470,9 +441,7 @@ impl Walk {
         } else {
             self.machine.cut_power(random)
         };
-        let mut config = self.config.clone();
-        // An extension may be recorded though nobody knows yet.
-        config.size = self.largest_size;
+        let config = self.config.clone();
         let (rule, shared) = (self.rule, self.shared);
         let recovering = |data, metadata, source| {
             let mut machine = Machine::new(&config, rule, None, data, metadata, source);
@@ -515,12 +484,10 @@ impl Walk {
             self.tally.crashes += 1;
         }
         if go_on {
-            let size = (found.len() * SECTOR) as u64;
             machine.faults = self.machine.faults.clone();
             machine.notices.clear();
             machine.sent.clear();
             self.machine = machine;
-            self.grow(size);
             self.model.settle(&found);
             self.guests.clear();
             self.versions = found
