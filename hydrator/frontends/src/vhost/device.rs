@@ -164,6 +164,10 @@ impl Device {
             let taken = used.wrapping_add(self.again.len() as u16);
             self.queue.set_next_avail(taken);
             self.again.reverse();
+            if !self.again.is_empty() {
+                let count = self.again.len();
+                tracing::info!("vhost-user: carried out again, as not answered before: {count}");
+            }
         }
         self.life = Life::Running;
         Ok(())
