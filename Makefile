@@ -15,7 +15,7 @@ SHORT := $(SHORT)|space_for_the_map|nobody_else|secret_is_in
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs
 
 .PHONY: help setup demo test unit-test rust-test rust lab-test lab-programs \
-        soak bench lab-kernel lab-up lab-down clean
+        soak qemu-test bench lab-kernel lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -24,6 +24,7 @@ help:
 	@echo 'make lab-down  end it, with all that it started'
 	@echo 'make unit-test, make rust-test, make lab-test   parts of make test'
 	@echo 'make soak      random walks and pairs of faults, new ones, for an hour'
+	@echo 'make qemu-test a guest of QEMU on a disk of the native helper'
 	@echo 'make bench     what a move costs a guest, in figures (BENCH=--quick)'
 	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
 
@@ -63,14 +64,20 @@ unit-test: setup
 # tests in the lab that "make test" leaves out.  Then all of them with the two
 # data paths exchanged, and with dozens of moves at once: a thin pool has room
 # for so many where helpers leave holes.  At last moves and chains where
-# helpers have ublk devices.
-soak: setup lab-programs lab-kernel
+# helpers have ublk devices.  QEMU's guest is first, because it is short.
+soak: setup lab-programs lab-kernel qemu-test
 	LOCALSTOR_SOAK_WALKS=2000 LOCALSTOR_SOAK_PAIRS=500 \
 	    $(VENV)/bin/stestr run 'test_walk|test_pairs'
 	$(RUN_LAB_TESTS) --exclude-regex '$(SHORT)'; $(LAB_DOWN)
 	LOCALSTOR_DATA_PATHS=clone,hydrator LOCALSTOR_VERIFY=full \
 	    LOCALSTOR_MANY=50 LOCALSTOR_MEMORY=3G $(RUN_LAB_TESTS); $(LAB_DOWN)
 	LOCALSTOR_KERNEL=own $(RUN_LAB_TESTS) 'test_moves|test_chains'; $(LAB_DOWN)
+
+# Two minutes, without KVM.  Debian's kernel is downloaded, not installed.
+qemu-test: setup rust
+	$(call INSTALL,qemu)
+	cd hydrator && $(CARGO) build --locked --release
+	TEST_PATH=tests/qemu $(VENV)/bin/stestr run --serial --color
 
 rust-test: setup rust
 	for workspace in $(WORKSPACES); do \
