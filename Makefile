@@ -73,7 +73,7 @@ soak: setup lab-programs lab-kernel qemu-test
 	    LOCALSTOR_MANY=50 LOCALSTOR_MEMORY=3G $(RUN_LAB_TESTS); $(LAB_DOWN)
 	LOCALSTOR_KERNEL=own $(RUN_LAB_TESTS) 'test_moves|test_chains'; $(LAB_DOWN)
 
-# Two minutes, without KVM.  Debian's kernel is downloaded, not installed.
+# Two to three minutes, without KVM.  Debian's kernel is downloaded, not installed.
 qemu-test: setup rust
 	$(call INSTALL,qemu)
 	cd hydrator && $(CARGO) build --locked --release

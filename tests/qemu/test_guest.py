@@ -29,9 +29,8 @@ _TARGET = pathlib.Path(os.environ.get('CARGO_TARGET_DIR')
 HYDRATOR = _TARGET / 'release' / 'localstor-hydrator'
 MIB = 1 << 20
 SIZE = 64
-# MiB that writers overwrite all the time, from the first on; others read the
-# rest.
 WRITERS = 4
+# Each overwrites one of the first MiB all the time; a reader reads the rest.
 WRITTEN = WRITERS
 # Seconds
 PATIENCE = 60
@@ -153,8 +152,13 @@ class GuestTest(testtools.TestCase):
 
     def end(self):
         """Leave no process, whatever has happened."""
-        if self.runtime.exists():
-            self.call('abort', self.runtime, check=False)
+        deadline = time.monotonic() + PATIENCE
+        # A successor that is just starting can't be asked.
+        while self.runtime.exists():
+            answer = self.call('abort', self.runtime, check=False)
+            if time.monotonic() > deadline:
+                self.fail(f'A helper is left: {answer.stderr} {self.log()}')
+            time.sleep(0.1)
 
     def wait(self, wanted):
         """Its status when that is as wanted."""
