@@ -3,10 +3,13 @@
 
 from collections.abc import Iterable
 from collections.abc import Iterator
+import csv
+import io
 import json
 import math
 import pathlib
 import statistics
+import textwrap
 
 from rich import console as consoles
 from rich import table as tables_
@@ -39,9 +42,21 @@ def show(found: results_.Results, folder: pathlib.Path,
                 target.print()
             for failure in found.failures:
                 target.print(f'FAILED {failure}', markup=False)
+    (folder / 'tables.inc').write_text('\n'.join(
+        as_rst(table) for table in tables(found) if table.rows))
     plot(found, folder / 'latency.svg')
-    console.print(f'Everything: {folder}/bench.json, tables.txt, latency.svg',
-                  markup=False)
+    console.print(f'Everything: {folder}/bench.json, tables.txt, tables.inc, '
+                  'latency.svg', markup=False)
+
+
+def as_rst(table: tables_.Table) -> str:
+    """The same table, for the documentation."""
+    file = io.StringIO()
+    writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator='\n')
+    writer.writerow(column.header for column in table.columns)
+    writer.writerows(zip(*(column.cells for column in table.columns)))
+    rows = textwrap.indent(file.getvalue(), ' ' * 3)
+    return (f'.. csv-table:: {table.title}\n   :header-rows: 1\n\n{rows}')
 
 
 def tables(found: results_.Results) -> Iterator[tables_.Table]:

@@ -13,6 +13,7 @@ from unittest import mock
 import ddt
 from oslotest import base
 from rich import console as consoles
+from rich import table as tables
 
 from lab.bench import disks
 from lab.bench import fio
@@ -288,6 +289,17 @@ class ReportTest(base.BaseTestCase):
 
     def test_a_run_in_which_all_failed_is_shown_as_well(self):
         self.assertIn('-', self.text(results.Results()))
+
+    def test_a_table_can_be_put_into_the_documentation(self):
+        table = tables.Table('', 'raw LV', title='The swap')
+        table.add_row('pause, ms', '4.3 "or so"')
+
+        self.assertEqual(
+            '.. csv-table:: The swap\n'
+            '   :header-rows: 1\n'
+            '\n'
+            '   "","raw LV"\n'
+            '   "pause, ms","4.3 ""or so"""\n', report.as_rst(table))
 
     def test_everything_is_left_in_a_folder(self):
         found = some_results()
