@@ -288,6 +288,7 @@ impl Volume {
         if self.broken {
             return self.give_up_groups(memory);
         }
+        self.tell_tail();
         if self.log.has_open()
             && (self.flushes.urgent || self.log.writing < self.config.journal_depth)
         {
@@ -302,11 +303,12 @@ impl Volume {
             };
             // A number is said of earlier groups only.
             group.settled = group.settled.min(group.sequence - 1);
+            group.tail = self.log.tail;
             let header = Header {
                 epoch: self.superblock.epoch,
                 sequence: group.sequence,
                 settled: group.settled,
-                tail: self.log.tail,
+                tail: group.tail,
                 entries: group.entries,
             };
             encode_header(&self.config.move_id, &header, memory.block_mut(group.slot));
@@ -314,9 +316,25 @@ impl Volume {
             let (slot, fua) = (group.slot, group.fua);
             if fua {
                 self.flushes.being_said = self.flushes.being_said.max(group.settled);
+                self.log.telling = group.tail;
             }
             let index = self.log.begun(group);
             self.write_metadata(io(kind::JOURNAL, u64::from(index)), block, slot, fua);
+        }
+    }
+
+    /// Have a group say durably that the tail has moved, before what was before
+    /// it is written over: were a write that takes back an intent torn, the
+    /// intent would count again.
+    fn tell_tail(&mut self) {
+        let room = self.log.has_open() || self.log.has_room(1);
+        if !room || !self.log.is_tail_to_be_told() {
+            return;
+        }
+        let free = &mut self.free_blocks;
+        if let Some(group) = self.log.open_group(|| free.pop()) {
+            group.fua = true;
+            self.flushes.urgent = true;
         }
     }
 
@@ -347,6 +365,7 @@ impl Volume {
             self.flushes.said = self.flushes.said.max(group.settled);
             if group.fua {
                 self.settle(group.settled);
+                self.log.told = self.log.told.max(group.tail);
             } else {
                 self.flushes.metadata_dirty = true;
             }
@@ -370,8 +389,10 @@ impl Volume {
             || now.since(self.checkpoint.last) >= CHECKPOINT_EVERY
     }
 
+    /// Whether the tail is to move, and can.
     fn journal_needs_room(&self) -> bool {
-        self.checkpoint.wanted || self.log.used() * 2 > self.log.blocks
+        self.log.low() >= self.log.tail
+            && (self.checkpoint.wanted || self.log.used() * 2 > self.log.blocks)
     }
 
     /// Begin a checkpoint if it is due, or take its next step.
@@ -423,6 +444,8 @@ impl Volume {
                 Condensed::Under => return,
                 Condensed::Done => {
                     self.checkpoint.step = Step::Idle;
+                    // Who has no room yet asks again.
+                    self.checkpoint.wanted = false;
                     self.move_tail();
                 }
                 Condensed::NoRoom => self.begin_bitmap(now),

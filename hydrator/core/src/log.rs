@@ -17,6 +17,8 @@ pub(crate) struct Group {
     pub(crate) fua: bool,
     /// The settled number that it carries, once it has been handed out.
     pub(crate) settled: u64,
+    /// The tail that it carries then.
+    pub(crate) tail: u64,
     /// Requests that wait for it.
     pub(crate) requests: Vec<u32>,
     /// It has entries of no request.
@@ -32,6 +34,11 @@ pub(crate) struct Log {
     next: u64,
     /// The oldest block that still counts.
     pub(crate) tail: u64,
+    /// The tail that a group with FUA carries that is handed out.
+    pub(crate) telling: u64,
+    /// The tail that such a group carries that is written: recovery knows that
+    /// blocks before it don't count, so that they may be damaged.
+    pub(crate) told: u64,
     /// The group that takes entries.
     open: Option<Group>,
     /// Groups to be handed out.
@@ -56,6 +63,8 @@ impl Log {
             blocks,
             next: 1,
             tail: 1,
+            telling: 1,
+            told: 1,
             intents: VecDeque::with_capacity(unsettled * 2),
             holds: VecDeque::with_capacity(1024),
             ..Self::default()
@@ -81,14 +90,20 @@ impl Log {
         self.used() + groups as u64 <= self.blocks
     }
 
-    /// The same, without what is kept for records that make room.
+    /// The same before the tail that is durable, and without what is kept for
+    /// records that make room.
     pub(crate) const fn has_room_for_intents(&self, groups: usize) -> bool {
-        self.used() + groups as u64 + self.blocks / 4 <= self.blocks
+        self.next - self.told + groups as u64 + self.blocks / 4 <= self.blocks
     }
 
     /// All numbers up to this one are written, and their requests have ended.
     pub(crate) const fn low(&self) -> u64 {
         self.low
+    }
+
+    /// Whether the tail has moved and its room will be needed.
+    pub(crate) const fn is_tail_to_be_told(&self) -> bool {
+        self.telling != self.tail && (self.next - self.told) * 2 > self.blocks
     }
 
     pub(crate) const fn has_open(&self) -> bool {
