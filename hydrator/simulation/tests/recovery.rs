@@ -5,7 +5,7 @@
 use fastrand::Rng;
 use localstor_hydrator_core::journal::{Entry, Header, checksum, encode_entry, encode_header};
 use localstor_hydrator_core::superblock::Superblock;
-use localstor_hydrator_core::{Config, Failure, Notice, Operation, Request, Rule, Tag};
+use localstor_hydrator_core::{Config, Device, Failure, Notice, Operation, Request, Rule, Tag};
 use localstor_hydrator_simulation::disk::Disk;
 use localstor_hydrator_simulation::machine::{Faults, Machine};
 
@@ -174,6 +174,48 @@ fn what_is_local_goes_on_while_the_source_is_away() {
     assert_eq!(remote.expect("the source is back"), [0x55; BLOCK]);
     assert!(machine.notices.contains(&Notice::Resumed));
     assert!(!machine.volume.progress().stalled);
+}
+
+#[test]
+fn writes_in_part_that_wait_for_the_source_do_not_hold_up_whole_ones() {
+    let mut random = Rng::with_seed(31);
+    let mut config = config(64);
+    config.block_slots = 16;
+    config.condense_above = 0;
+    let mut machine = new_machine(&config, &mut random);
+    machine.faults.away = 100;
+    // All buffers but those that are kept for the metadata.
+    for tag in 10..18 {
+        let offset = (tag as usize - 10) * BLOCK;
+        let part = Operation::Write { fua: false };
+        submit(&mut machine, tag, part, offset, vec![1; 512]);
+    }
+    for block in 8..64 {
+        write(&mut machine, block * BLOCK, vec![2; BLOCK], &mut random);
+    }
+}
+
+#[test]
+fn a_slow_write_does_not_have_the_bitmap_written_again_and_again() {
+    let mut random = Rng::with_seed(32);
+    let mut machine = new_machine(&config(16), &mut random);
+    let plain = Operation::Write { fua: false };
+    submit(&mut machine, 7, plain, 0, vec![1; BLOCK]);
+    machine.pump(&mut random);
+    let slow = machine.ops.iter().position(|op| op.device == Device::Data);
+    let slow = machine.ops.remove(slow.expect("data are sent at once"));
+    // The journal is more than half full of what can't leave it.
+    for block in 1..6 {
+        write(&mut machine, block * BLOCK, vec![2; BLOCK], &mut random);
+    }
+    let (begun, before) = (machine.now, machine.volume.progress().metadata_written);
+    while machine.now.since(begun) < 10_000_000_000 {
+        machine.step(&mut random);
+        let written = machine.volume.progress().metadata_written - before;
+        assert!(written < 10 * BLOCK as u64, "{written} bytes");
+    }
+    machine.ops.push(slow);
+    result_of(&mut machine, 7, &mut random).expect("it ends at last");
 }
 
 #[test]
