@@ -9,16 +9,15 @@ one kernel for each recipe.
 """
 
 import dataclasses
-import fcntl
 import hashlib
-import os
 import pathlib
-import shutil
 import subprocess
 
+from lab import cache
 from lab import errors
 
 SOURCE = 'linux-source-6.12'
+_IMAGE = 'linux'
 _RECIPE = pathlib.Path(__file__).resolve().parent
 
 
@@ -41,7 +40,7 @@ def named(name: str) -> Kernel:
     if name != 'own':
         raise errors.LabError(
             f'There is no kernel "{name}"; choose "stock" or "own".')
-    kernel = _built(_folder())
+    kernel = _built(cache.folder(_name()))
     if not kernel.image.exists():
         raise errors.LabError(
             f'The lab\'s own kernel is not built, or its recipe has changed '
@@ -52,39 +51,22 @@ def named(name: str) -> Kernel:
 
 def build() -> Kernel:
     """Build the lab's own kernel unless it is there; takes minutes."""
-    folder = _folder()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_name(folder.name + '.lock'), 'w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        kernel = _built(folder)
-        if kernel.image.exists():
-            return kernel
-        scratch = folder.with_name(folder.name + '.build')
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
-        try:
-            subprocess.run(['tar', '-xf', f'/usr/src/{SOURCE}.tar.xz'],
-                           cwd=scratch, check=True)
-            subprocess.run(['nice', _RECIPE / 'build.sh', scratch / SOURCE,
-                            scratch / 'result'], check=True)
-            shutil.rmtree(folder, ignore_errors=True)
-            (scratch / 'result').rename(folder)
-        finally:
-            shutil.rmtree(scratch)
-        return kernel
+    return _built(cache.made(_name(), _IMAGE, _make))
+
+
+def _make(scratch: pathlib.Path) -> None:
+    subprocess.run(['tar', '-xf', f'/usr/src/{SOURCE}.tar.xz'], cwd=scratch,
+                   check=True)
+    subprocess.run(['nice', _RECIPE / 'build.sh', scratch / SOURCE,
+                    scratch / 'result'], check=True)
 
 
 def _built(folder: pathlib.Path) -> Kernel:
-    return Kernel(folder / 'linux', folder / 'lib' / 'modules')
+    return Kernel(folder / _IMAGE, folder / 'lib' / 'modules')
 
 
-def _folder() -> pathlib.Path:
-    cache = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
-    return pathlib.Path(cache, 'cinder-localstor', f'kernel-{_recipe()}')
-
-
-def _recipe() -> str:
-    """What the kernel is made of, as a word: another recipe, another word."""
+def _name() -> str:
+    """Of what the kernel is made of: another recipe, another name."""
     package = subprocess.run(
         ['dpkg-query', '--show', '--showformat', '${Version}', SOURCE],
         capture_output=True, text=True)
@@ -97,4 +79,4 @@ def _recipe() -> str:
                  *sorted(_RECIPE.glob('*.patch'))]:
         digest.update(b'\0' + path.name.encode() + b'\0')
         digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+    return f'kernel-{digest.hexdigest()[:12]}'

@@ -8,13 +8,12 @@ folder, one for each pair of versions.
 
 from collections.abc import Mapping
 import dataclasses
-import fcntl
-import os
 import pathlib
 import re
 import shutil
 import subprocess
 
+from lab import cache
 from lab import errors
 
 # A metapackage: the kernel is what it depends on.
@@ -23,6 +22,7 @@ BUSYBOX = 'busybox-static'
 # Drivers that the guest needs; Debian has them as modules.
 _DRIVERS = ('virtio_pci', 'virtio_blk')
 _PATIENCE = 300
+_KERNEL_FILE = 'vmlinuz'
 
 _INIT = b"""\
 #!/bin/busybox sh
@@ -45,7 +45,7 @@ class Image:
     @property
     def kernel(self) -> pathlib.Path:
         """What QEMU boots."""
-        return self.folder / 'vmlinuz'
+        return self.folder / _KERNEL_FILE
 
     def initramfs(self, work: str) -> bytes:
         """A root file system whose init does this work, and powers off."""
@@ -64,22 +64,9 @@ def fetched() -> Image:
         # There are no lists of packages yet.
         _run(['apt-get', '-q', 'update'])
         packages = _packages()
-    cache = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
     name = '-'.join(['qemu-guest', *packages.values()])
-    folder = pathlib.Path(cache, 'cinder-localstor', name)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_name(folder.name + '.lock'), 'w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            scratch = folder.with_name(folder.name + '.build')
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir()
-            try:
-                _fill(scratch, list(packages))
-                (scratch / 'result').rename(folder)
-            finally:
-                shutil.rmtree(scratch)
-    return Image(folder)
+    return Image(cache.made(
+        name, _KERNEL_FILE, lambda scratch: _fill(scratch, list(packages))))
 
 
 def _packages() -> dict[str, str]:
@@ -111,7 +98,7 @@ def _fill(scratch: pathlib.Path, packages: list[str]) -> None:
     for package in scratch.glob('*.deb'):
         _run(['dpkg-deb', '--extract', str(package), str(root)])
     (result / 'modules').mkdir(parents=True)
-    for pattern, name in (('boot/vmlinuz-*', 'vmlinuz'),
+    for pattern, name in (('boot/vmlinuz-*', _KERNEL_FILE),
                           ('**/bin/busybox', 'busybox')):
         shutil.copy(next(root.glob(pattern)), result / name)
     # Number and name: who depends on others comes after them.

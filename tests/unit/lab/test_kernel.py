@@ -8,6 +8,7 @@ from unittest import mock
 import fixtures
 from oslotest import base
 
+from lab import cache
 from lab import errors
 from lab import kernel
 
@@ -31,7 +32,7 @@ class KernelTest(base.BaseTestCase):
             kernel.subprocess, 'run', mock.Mock(return_value=answer)))
 
     def build(self):
-        folder = kernel._folder()
+        folder = cache.folder(kernel._name())
         folder.mkdir(parents=True)
         (folder / 'linux').touch()
 
