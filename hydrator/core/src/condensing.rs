@@ -96,20 +96,16 @@ impl Volume {
     /// Whether the journal is to be condensed up to `covers`, which is flushed;
     /// if so, [`Volume::condense`] does it.
     pub(crate) fn begin_condensing(&mut self, covers: u64) -> bool {
-        if self.condensing.left_out >= self.log.tail {
-            return false;
-        }
-        let listed = self.condensing.listed;
-        let intents = self.log.intents.iter();
-        for (intent, block) in intents.take_while(|(intent, _)| *intent <= covers) {
-            let entry = self.unsettled.get(block);
-            if *intent > listed
-                && entry.is_some_and(|entry| entry.sequence == *intent && entry.content)
-            {
-                self.condensing.settled(*intent, *block);
+        for at in 0..self.log.intents.len() {
+            let (intent, block) = self.log.intents[at];
+            if intent > covers {
+                break;
+            }
+            if self.is_latest(intent, block) {
+                self.condensing.settled(intent, block);
             }
         }
-        self.condensing.listed = listed.max(covers);
+        self.condensing.listed = self.condensing.listed.max(covers);
         let count = self.condensing.settled.len();
         let blocks = count.div_ceil(MAX_ENTRIES);
         let cost = blocks as u64;

@@ -111,15 +111,24 @@ enum Step {
     Sync,
 }
 
+/// What a checkpoint is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Purpose {
+    /// What was copied is recorded, and nothing else.
+    #[default]
+    Copies,
+    /// Room in the journal: its tail moves; the bitmap need not be written.
+    Room,
+    /// All of the bitmap is written, and the journal's tail moves.
+    Bitmap,
+}
+
 /// The recording of what is local in the bitmap, or elsewhere in the journal.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoint {
     pub(crate) wanted: bool,
     step: Step,
-    /// The journal's tail is to move.
-    full: bool,
-    /// Only for room in the journal: the bitmap need not be written.
-    for_room: bool,
+    purpose: Purpose,
     /// Intents up to this one are recorded.
     covers: u64,
     in_flight: u32,
@@ -233,14 +242,19 @@ impl Volume {
                 break;
             }
             self.log.intents.pop_front();
-            let entry = self.unsettled.get(&block);
-            if entry.is_some_and(|entry| entry.sequence == intent && entry.content) {
+            if self.is_latest(intent, block) {
                 self.unsettled.remove(&block);
                 self.map.entry_removed(block);
                 self.condensing.settled(intent, block);
             }
         }
         self.retry = true;
+    }
+
+    /// Whether a block holds what this intent stands for.
+    pub(crate) fn is_latest(&self, intent: u64, block: u64) -> bool {
+        let entry = self.unsettled.get(&block);
+        entry.is_some_and(|entry| entry.sequence == intent && entry.content)
     }
 
     /// There are too many blocks that are not settled.
@@ -264,18 +278,8 @@ impl Volume {
             if flushes.being_said >= flushes.awaited {
                 return;
             }
-            let free = &mut self.free_blocks;
-            let group = if self.log.has_open() || self.log.has_room(1) {
-                self.log.open_group(|| free.pop())
-            } else {
-                None
-            };
-            match group {
-                Some(group) => {
-                    group.fua = true;
-                    self.flushes.urgent = true;
-                }
-                None => self.checkpoint.wanted = true,
+            if !self.make_group_urgent() {
+                self.checkpoint.wanted = true;
             }
         } else if self.log.low() >= flushes.awaited && flushes.current.is_none() {
             flushes.wanted = true;
@@ -283,12 +287,30 @@ impl Volume {
         }
     }
 
+    /// Have a group with FUA handed out at once; false if there can be none.
+    fn make_group_urgent(&mut self) -> bool {
+        if !self.log.has_open() && !self.log.has_room(1) {
+            return false;
+        }
+        let free = &mut self.free_blocks;
+        let Some(group) = self.log.open_group(|| free.pop()) else {
+            return false;
+        };
+        group.fua = true;
+        self.flushes.urgent = true;
+        true
+    }
+
     /// Hand out the groups of the journal that are full or need not wait.
     pub(crate) fn hand_out_groups<M: Memory>(&mut self, memory: &mut M) {
         if self.broken {
             return self.give_up_groups(memory);
         }
-        self.tell_tail();
+        if self.log.is_tail_to_be_told() {
+            // Were a write torn that takes back an intent and lies before the
+            // tail, the intent would count again.
+            self.make_group_urgent();
+        }
         if self.log.has_open()
             && (self.flushes.urgent || self.log.writing < self.config.journal_depth)
         {
@@ -320,21 +342,6 @@ impl Volume {
             }
             let index = self.log.begun(group);
             self.write_metadata(io(kind::JOURNAL, u64::from(index)), block, slot, fua);
-        }
-    }
-
-    /// Have a group say durably that the tail has moved, before what was before
-    /// it is written over: were a write that takes back an intent torn, the
-    /// intent would count again.
-    fn tell_tail(&mut self) {
-        let room = self.log.has_open() || self.log.has_room(1);
-        if !room || !self.log.is_tail_to_be_told() {
-            return;
-        }
-        let free = &mut self.free_blocks;
-        if let Some(group) = self.log.open_group(|| free.pop()) {
-            group.fua = true;
-            self.flushes.urgent = true;
         }
     }
 
@@ -379,7 +386,7 @@ impl Volume {
 
     /// Whether there is something that a checkpoint would record.
     fn has_something_to_record(&self) -> bool {
-        self.log.low() >= self.log.tail || self.hydration.unrecorded > 0 || self.map.any_dirty()
+        self.log.can_move_tail() || self.hydration.unrecorded > 0 || self.map.any_dirty()
     }
 
     /// Whether all of the bitmap is to be written.
@@ -391,7 +398,7 @@ impl Volume {
 
     /// Whether the tail is to move, and can.
     fn journal_needs_room(&self) -> bool {
-        self.log.low() >= self.log.tail
+        self.log.can_move_tail()
             && (self.checkpoint.wanted || self.log.used() * 2 > self.log.blocks)
     }
 
@@ -408,13 +415,17 @@ impl Volume {
                 self.checkpoint.last = now;
                 return;
             }
-            self.checkpoint.for_room = !self.bitmap_is_due(now);
-            self.checkpoint.full = !self.checkpoint.for_room || self.journal_needs_room();
-            if !self.checkpoint.full && self.hydration.unrecorded < HYDRATED_MOST {
+            self.checkpoint.purpose = if self.bitmap_is_due(now) {
+                Purpose::Bitmap
+            } else if self.journal_needs_room() {
+                Purpose::Room
+            } else if self.hydration.unrecorded >= HYDRATED_MOST {
+                Purpose::Copies
+            } else {
                 self.checkpoint.wake_at = Some(self.checkpoint.last.after(CHECKPOINT_EVERY));
                 return;
-            }
-            if self.checkpoint.full {
+            };
+            if self.checkpoint.purpose != Purpose::Copies {
                 self.checkpoint.wanted = false;
             }
             let flush_first =
@@ -432,7 +443,7 @@ impl Volume {
                 return;
             }
             self.checkpoint.covers = self.flushes.flushed;
-            let for_room = self.checkpoint.full && self.checkpoint.for_room;
+            let for_room = self.checkpoint.purpose == Purpose::Room;
             if for_room && self.begin_condensing(self.checkpoint.covers) {
                 self.checkpoint.step = Step::Condense;
             } else {
@@ -455,7 +466,7 @@ impl Volume {
             if self.checkpoint.in_flight == BITMAP_WRITES || self.free_blocks.is_empty() {
                 return;
             }
-            let next = if self.checkpoint.full {
+            let next = if self.checkpoint.purpose != Purpose::Copies {
                 self.map.take_dirty(from)
             } else {
                 // Blocks that were copied lie side by side; what the guest
@@ -483,7 +494,7 @@ impl Volume {
     }
 
     fn begin_bitmap(&mut self, now: Time) {
-        if self.checkpoint.full {
+        if self.checkpoint.purpose != Purpose::Copies {
             self.checkpoint.last = now;
         }
         let all = !self.rules.keep(Rule::FlushBeforeHydratedBit);
@@ -583,7 +594,7 @@ impl Volume {
             return self.fail(Device::Metadata);
         }
         self.checkpoint.step = Step::Idle;
-        if self.checkpoint.full {
+        if self.checkpoint.purpose != Purpose::Copies {
             self.move_tail();
             self.condensing.recorded(self.checkpoint.covers);
         }

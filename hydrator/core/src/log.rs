@@ -101,6 +101,11 @@ impl Log {
         self.low
     }
 
+    /// Whether there is something in the ring that need not stay.
+    pub(crate) const fn can_move_tail(&self) -> bool {
+        self.low >= self.tail
+    }
+
     /// Whether the tail has moved and its room will be needed.
     pub(crate) const fn is_tail_to_be_told(&self) -> bool {
         self.telling != self.tail && (self.next - self.told) * 2 > self.blocks
@@ -209,5 +214,27 @@ impl Log {
     /// The highest number that has been given out and is no longer open.
     pub(crate) const fn highest(&self) -> u64 {
         self.next - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intents_have_no_room_before_a_tail_that_is_not_told() {
+        let mut log = Log::new(16, 512);
+        for slot in 0..12 {
+            log.open_group(|| Some(slot));
+            log.seal();
+        }
+        assert!(!log.has_room_for_intents(1));
+        log.tail = 9;
+        assert!(log.has_room(12) && !log.has_room_for_intents(1));
+        assert!(log.is_tail_to_be_told());
+        log.telling = 9;
+        assert!(!log.is_tail_to_be_told() && !log.has_room_for_intents(1));
+        log.told = 9;
+        assert!(log.has_room_for_intents(8) && !log.has_room_for_intents(9));
     }
 }

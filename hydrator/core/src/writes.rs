@@ -677,7 +677,7 @@ impl Volume {
         let groups = self.log.groups_for((end - first) as usize);
         if !self.log.has_room(groups) {
             self.checkpoint.wanted = true;
-            if self.log.low() < self.log.tail {
+            if !self.log.can_move_tail() {
                 // Nothing can be recorded before this one is.
                 self.fail(Device::Data);
             }

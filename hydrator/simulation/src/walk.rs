@@ -441,10 +441,10 @@ impl Walk {
         } else {
             self.machine.cut_power(random)
         };
-        let config = self.config.clone();
+        let config = &self.config;
         let (rule, shared) = (self.rule, self.shared);
         let recovering = |data, metadata, source| {
-            let mut machine = Machine::new(&config, rule, None, data, metadata, source);
+            let mut machine = Machine::new(config, rule, None, data, metadata, source);
             machine.shared = shared;
             machine
         };
