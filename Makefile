@@ -11,7 +11,7 @@ WORKSPACES := hydrator lab/disk
 SHORT := [.]ChainTest.test_on_to|test_chaos|test_h1_|test_h4|test_h8
 SHORT := $(SHORT)|test_h25_of_two|LiveMigrationTest.test_lost|[.]RunningGuestTest
 SHORT := $(SHORT)|there_and_back|restart_of_both|ThinLioSourcePowerCut|dies_with
-SHORT := $(SHORT)|space_for_the_map|nobody_else|secret_is_in
+SHORT := $(SHORT)|test_boot|space_for_the_map|nobody_else|secret_is_in
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs
 
 .PHONY: help setup demo test unit-test rust-test rust lab-test lab-programs \
@@ -130,7 +130,8 @@ lab-up: setup
 
 # Whatever this checkout has started
 lab-down: setup
-	for name in default demo test bench-node hydrator-ublk hydrator-nbd; do \
+	for name in default demo test boot bench-node hydrator-ublk \
+	    hydrator-nbd; do \
 	    $(LAB) --name $$name down; done
 
 clean: lab-down

@@ -71,7 +71,9 @@ case ${1-} in
         hostname "$LAB_NAME"
         start_network || power_off "no network"
         start_devices
-        . "$LAB_NODE/disks.sh" || power_off "the disks cannot be used"
+        # In a shell of its own: an error would end this one, and the kernel
+        # with it.
+        sh "$LAB_NODE/disks.sh" || power_off "the disks cannot be used"
         say "ready"
         # This shell stays: it reaps the orphans of the node.
         while :; do

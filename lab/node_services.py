@@ -67,18 +67,24 @@ def _state(device: str) -> str:
     return '\n'.join(lines)
 
 
-def _group(name: str) -> Callable[[str], str]:
-    return lambda device: (
-        f'vgchange -q -ay {name} || {{ vgcreate -q {name} {device};'
-        f' sync {device}; }}')
+def _group(name: str, *made_once: str) -> Callable[[str], str]:
+    """A volume group, with what is made in it at the first boot."""
+    # Whether there is a group is asked, and not seen in a failure to activate
+    # it: after a power cut one volume of many may be beyond LVM's reach, and
+    # the node goes on with the others, as a real machine does.
+    return lambda device: '\n'.join([
+        f'vgs -q {name} > /dev/null 2>&1 || {{',
+        f'    vgcreate -q {name} {device}',
+        *(f'    {command}' for command in made_once),
+        f'    sync {device}; }}',
+        f'vgchange -q -ay {name} ||'
+        f' echo "lab: not every volume of {name} can be used; going on"'])
 
 
 def _thin_group(name: str) -> Callable[[str], str]:
     # Cinder looks for a pool of this name.
-    return lambda device: (
-        f'vgchange -q -ay {name} || {{ vgcreate -q {name} {device};'
-        f' lvcreate -q --type thin-pool --extents 95%FREE'
-        f' --name {name}-pool {name}; sync {device}; }}')
+    return _group(name, f'lvcreate -q --type thin-pool --extents 95%FREE'
+                        f' --name {name}-pool {name}')
 
 
 def disks(size: int) -> tuple[Disk, ...]:
