@@ -22,7 +22,7 @@ from oslo_utils import units
 from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor import exception
-from cinder_localstor.moves import mover
+from cinder_localstor.moves import service
 from cinder_localstor.moves import table
 from cinder_localstor.node import real
 from cinder_localstor.node import targets
@@ -90,28 +90,30 @@ class LocalStorDriver(driver.VolumeDriver):
         self._directory = directory.Directory(
             self.host, configuration.localstor_host_map,
             self._peers.identify)
-        self._mover = mover.Mover(self.host, self._node,
-                                  engines.Engines(self._node, configuration),
-                                  self._peers, configuration)
+        self._service = service.make(
+            self.host, self._node,
+            engines.Engines(self._node, configuration), self._peers,
+            configuration)
+        self._mover = self._service.mover
 
     def check_for_setup_error(self) -> None:
         self._node.volumes.check()
         if self._node.metadata is not self._node.volumes:
             self._node.metadata.check()
-        self._mover.check()
-        self._mover.recover()
+        self._service.arriving.check()
+        self._service.recovery.recover()
 
     def set_initialized(self) -> None:
         super().set_initialized()
-        self._rpc_server = rpc.serve(self.host, self._mover)
-        self._mover.warm_up()
+        self._rpc_server = rpc.serve(self.host, self._service.answers)
+        self._service.scheduler.warm_up()
         self._watch = loopingcall.FixedIntervalLoopingCall(self._watch_moves)
         self._watch.start(self.configuration.localstor_monitor_interval)
 
     def _watch_moves(self) -> None:
         # An error here would end the loop for good.
         try:
-            self._mover.watch()
+            self._service.scheduler.watch()
         except Exception:
             LOG.exception('The moves could not be looked after')
 
@@ -309,7 +311,7 @@ class LocalStorDriver(driver.VolumeDriver):
         if move is not None:
             # Who has left is read from the attachments, not from this call:
             # it may come twice, late, or never.
-            self._mover.look_soon(move)
+            self._service.scheduler.look_soon(move)
         if volume.provider_location and connector:
             self._remote.disconnect(volume, connector)
         return len([row for row in rows.attachments(ctxt, volume.id)

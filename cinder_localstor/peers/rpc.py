@@ -36,7 +36,8 @@ def _target(host: str) -> messaging.Target:
 
 
 class Answers(Protocol):
-    """What a peer is asked; see :class:`cinder_localstor.moves.mover.Mover`.
+    """What a peer is asked; see
+    :class:`cinder_localstor.moves.answers.Answers`.
     """
 
     def identify(self, ctxt: context.RequestContext) -> list[str]:

@@ -22,8 +22,9 @@ from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor import exception
-from cinder_localstor.moves import mover
 from cinder_localstor.moves import report
+from cinder_localstor.moves import scheduler
+from cinder_localstor.moves import service
 from cinder_localstor.node import interface
 from cinder_localstor.node import simulated
 from cinder_localstor import opts
@@ -85,7 +86,7 @@ class Peers:
                 raise exception.PeerDown(peer=peer, volume_id='-', host='-',
                                          reason='down')
             try:
-                return getattr(self._cloud.movers[peer], method)(
+                return getattr(self._cloud.running[peer].answers, method)(
                     self._cloud.ctxt, *arguments)
             except exception.LocalStorException as error:
                 raise exception.PeerFailed(
@@ -127,7 +128,8 @@ class Inline:
 
 
 class Cloud:
-    """Simulated nodes, each with a mover, over one database."""
+    """Simulated nodes, with what each does about moves, over one database.
+    """
 
     def __init__(self, case, hosts=(A, B), total=1 << 40):
         self.ctxt = case.ctxt
@@ -138,7 +140,7 @@ class Cloud:
             node.hydrators.installed = host in case.hydrator_on
         self.services = {host: case.make_service(host) for host in hosts}
         self.down = set()
-        self.movers = {}
+        self.running = {}
         # What every volume holds, by volume id and region
         self.content = {}
         for host in hosts:
@@ -147,11 +149,17 @@ class Cloud:
     def boot(self, host):
         """Start the driver of a node, as cinder-volume does."""
         node = self.nodes[host]
-        self.movers[host] = mover.Mover(
+        self.running[host] = service.make(
             host, node, engines.Engines(node, self._configuration),
             Peers(self, host), self._configuration, Inline())
         self.down.discard(host)
-        self.movers[host].recover()
+        self.running[host].recovery.recover()
+
+    @property
+    def movers(self):
+        """What users ask of moves, by host."""
+        return {host: running.mover
+                for host, running in self.running.items()}
 
     def lose(self, host):
         """The process of the driver has died on a node."""
@@ -236,7 +244,7 @@ class Cloud:
             if host in self.down:
                 continue
             try:
-                self.movers[host].watch()
+                self.running[host].scheduler.watch()
             except simulated.Crash as crash:
                 self.lose(crash.host)
             except exception.LocalStorException:
@@ -300,4 +308,4 @@ class Cloud:
 
 def no_pause():
     """Don't wait between a call and the look at what it has changed."""
-    return mock.patch.object(mover, 'SOON', 0)
+    return mock.patch.object(scheduler, 'SOON', 0)

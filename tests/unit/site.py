@@ -156,8 +156,8 @@ class Peers(base.Peers):
 
     def nudge(self, peer: str, move_id: str) -> None:
         Queue(self._cloud, peer).submit(
-            lambda: self._cloud.movers[peer].drive(self._cloud.ctxt,
-                                                   move_id))
+            lambda: self._cloud.running[peer].answers.drive(
+                self._cloud.ctxt, move_id))
 
 
 class Site(base.Cloud):
@@ -195,8 +195,8 @@ class Site(base.Cloud):
                 configuration=self._configuration, host=host,
                 make_node=lambda _configuration: self.nodes[host])
             driver.do_setup(self.ctxt)
-            driver._mover._workers = Queue(self, host)
-            self.movers[host] = driver._mover
+            driver._service.scheduler._workers = Queue(self, host)
+            self.running[host] = driver._service
             self.drivers[host] = driver
             try:
                 driver.check_for_setup_error()
@@ -720,7 +720,7 @@ class TestCase(base.TestCase):
                    side_effect=lambda host, _time: Peers(self.site, host))
         self.patch('cinder_localstor.peers.directory.own_identity',
                    return_value=[])
-        self.patch('cinder_localstor.moves.mover.SOON', 0)
+        self.patch('cinder_localstor.moves.scheduler.SOON', 0)
         # What has to wait is refused at once.
         self.patch('tenacity.stop_after_delay',
                    side_effect=lambda _seconds: tenacity.stop_after_attempt(

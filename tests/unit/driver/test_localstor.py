@@ -45,8 +45,8 @@ class DriverTestCase(base.TestCase):
             configuration=self.configuration, host=host,
             make_node=lambda _configuration: self.cloud.nodes[host])
         made.do_setup(self.ctxt)
-        self.cloud.movers[host] = made._mover
-        made._mover._workers = base.Inline()
+        self.cloud.running[host] = made._service
+        made._service.scheduler._workers = base.Inline()
         return made
 
     def connect(self, connector, driver=None):
@@ -144,7 +144,7 @@ class SetupTest(DriverTestCase):
                          list(node.device_mapper.nodes))
 
     def test_failing_look_at_the_moves_does_not_end_the_loop(self):
-        with mock.patch.object(self.driver._mover, 'watch',
+        with mock.patch.object(self.driver._service.scheduler, 'watch',
                                side_effect=ValueError):
             self.driver._watch_moves()
 

@@ -100,7 +100,7 @@ class ExecutorTest(base.TestCase):
         self.volume = self.cloud.create_volume()
 
     def executor(self, host):
-        return self.cloud.movers[host]._executor
+        return self.cloud.running[host].executor
 
     def begun(self):
         self.cloud.move(self.volume)

@@ -281,8 +281,8 @@ class WarmUpTest(MoverTestCase):
         self.mock_object(node.target, 'warm_up',
                          side_effect=OSError('no LIO here'))
         name = self.mock_object(node.initiator, 'name')
-        log = self.patch('cinder_localstor.moves.mover.LOG.warning')
-        self.cloud.movers[base.A].warm_up()
+        log = self.patch('cinder_localstor.moves.scheduler.LOG.warning')
+        self.cloud.running[base.A].scheduler.warm_up()
         self.assertIn('no LIO here', str(log.call_args.args[-1]))
         name.assert_called_once_with()
 
@@ -464,7 +464,7 @@ class ChainTest(MoverTestCase):
         self.cloud.move(self.volume, to=base.C)
         self.cloud.watch()
         last = rows.for_volume(self.ctxt, self.volume.id)[-1]
-        progress = self.cloud.movers[base.C]._arriving.progress(
+        progress = self.cloud.running[base.C].arriving.progress(
             last.transfer, self.cloud.nodes[base.C].device_mapper.devices())
         self.assertEqual(engine.Hydration.OFF, progress.hydration)
         self.cloud.settle()
@@ -758,7 +758,7 @@ class RateTest(MoverTestCase):
         for _number in range(count):
             self.cloud.move(self.cloud.create_volume())
         self.cloud.watch()
-        self.cloud.movers[base.B]._busy.update(
+        self.cloud.running[base.B].scheduler._busy.update(
             move.move_id for move in rows.for_host(
                 self.ctxt, base.B)[:busy])
         throttle = self.patch(

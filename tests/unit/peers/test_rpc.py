@@ -7,7 +7,7 @@ import oslo_messaging as messaging
 from oslo_messaging.rpc import dispatcher
 
 from cinder_localstor import exception
-from cinder_localstor.moves import mover
+from cinder_localstor.moves import answers
 from cinder_localstor.peers import rpc
 from tests.unit import base
 from tests.unit.datapath import test_transfer
@@ -146,9 +146,9 @@ class ExposedTest(RpcTestCase):
                                   patient=False)
         self.assertIn('does not support RPC method recover', str(error))
 
-    def test_mover_answers_them_all(self):
+    def test_backend_answers_them_all(self):
         for name in self.METHODS:
-            self.assertTrue(callable(getattr(mover.Mover, name)))
+            self.assertTrue(callable(getattr(answers.Answers, name)))
 
     @ddt.data('recover', '_note', '__init__', 'watch', 'begin', 'discard')
     def test_anything_else_is_refused(self, name):

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a backend answers its peers about moves."""
+
+from typing import Any
+
+from cinder import context
+from cinder.volume import volume_utils
+
+from cinder_localstor.datapath import destination
+from cinder_localstor.datapath import source
+from cinder_localstor.datapath import transfer
+from cinder_localstor.moves import executor
+from cinder_localstor.moves import scheduler
+from cinder_localstor.node import interface
+from cinder_localstor.peers import directory
+from cinder_localstor import rows
+
+
+class Answers:
+    """See :class:`cinder_localstor.peers.rpc.Answers`."""
+
+    def __init__(self, host: str, node: interface.Node,
+                 on_source: source.Source, arriving: destination.Destination,
+                 steps: executor.StepRunner, periodic: scheduler.Scheduler,
+                 configuration: Any) -> None:
+        """:param host: ``host@backend`` of this node"""
+        self.host = host
+        self._node = node
+        self._source = on_source
+        self._arriving = arriving
+        self._steps = steps
+        self._scheduler = periodic
+        self._configuration = configuration
+
+    def identify(self, ctxt: context.RequestContext) -> list[str]:
+        """Names and addresses of this node."""
+        return directory.own_identity(
+            (volume_utils.extract_host(self.host, 'host'),
+             self._configuration.target_ip_address))
+
+    def examine(self, ctxt: context.RequestContext, block_size: int,
+                portal: str) -> dict[str, str]:
+        """Whether a volume could move here, see Destination.examine."""
+        return self._arriving.examine(block_size, portal, self.host)
+
+    def run(self, ctxt: context.RequestContext, move: dict[str, Any],
+            steps: list[str]) -> None:
+        """Run steps of a move here."""
+        self._steps.run(ctxt, transfer.Transfer.from_dict(move), steps)
+
+    def is_source_used(self, ctxt: context.RequestContext,
+                       move: dict[str, Any]) -> bool:
+        """Whether anybody but the target has a source's handle open here."""
+        asked = transfer.Transfer.from_dict(move)
+        exported = self._node.target.exported()
+        sources = [found for found in rows.for_volume(ctxt, asked.volume_id)
+                   if found.transfer.source_name == asked.source_name
+                   and found.move_id in exported]
+        return self._source.is_used(asked, len(sources))
+
+    def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
+        """Look after a move now."""
+        self._scheduler.look_after(move_id)
