@@ -100,6 +100,16 @@ impl Copy {
     }
 }
 
+/// What a look for something to copy has found.
+enum Next {
+    /// These blocks: the first, and how many.
+    Extent(u64, u64),
+    /// Nothing yet; not all of the volume was looked at.
+    NotSeen,
+    /// Nothing on all of the volume that can be copied at present.
+    Nothing,
+}
+
 /// Blocks that were copied and are not in the bitmap yet.
 #[derive(Clone, Copy, Debug)]
 struct Unrecorded {
@@ -392,15 +402,20 @@ impl Volume {
                 self.hydration.wake_at = Some(self.pace.may_copy_at());
                 return;
             }
-            let Some((first, count)) = self.next_extent(budget) else {
-                if *budget == 0 {
+            let (first, count) = match self.next_extent(budget) {
+                Next::Extent(first, count) => (first, count),
+                Next::NotSeen => {
                     self.hydration.wake_at = Some(now);
-                } else if self.hydration.is_idle() {
-                    self.flush_to_verify(true);
-                    self.hydration.idle_until = now.after(SCAN_AGAIN);
-                    self.hydration.wake_at = Some(self.hydration.idle_until);
+                    return;
                 }
-                return;
+                Next::Nothing => {
+                    if self.hydration.is_idle() {
+                        self.flush_to_verify(true);
+                        self.hydration.idle_until = now.after(SCAN_AGAIN);
+                        self.hydration.wake_at = Some(self.hydration.idle_until);
+                    }
+                    return;
+                }
             };
             let on_source = first * BLOCK_SIZE < self.superblock.source_size;
             if on_source && !self.source.may_copy(now) {
@@ -434,7 +449,7 @@ impl Volume {
     }
 
     /// The extent to copy next.
-    fn next_extent(&mut self, budget: &mut u64) -> Option<(u64, u64)> {
+    fn next_extent(&mut self, budget: &mut u64) -> Next {
         while let Some((first, count)) = self.hydration.halves.pop() {
             if !self.map.is_copying(self.map.region_of(first)) {
                 if let Some(run) = self.remote_run(first, first + count) {
@@ -442,7 +457,7 @@ impl Volume {
                         let rest = run.0 + run.1;
                         self.hydration.halves.push((rest, first + count - rest));
                     }
-                    return Some(run);
+                    return Next::Extent(run.0, run.1);
                 }
             }
         }
@@ -451,7 +466,7 @@ impl Volume {
         {
             let region = self.hydration.hot[at];
             if let Some(run) = self.run_in_region(region) {
-                return Some(run);
+                return Next::Extent(run.0, run.1);
             }
             self.hydration.hot.swap_remove(at);
             self.map.set_hot(region, false);
@@ -461,16 +476,16 @@ impl Volume {
             let region = self.hydration.cursor;
             if let Some(run) = self.run_in_region(region) {
                 self.hydration.scanned = 0;
-                return Some(run);
+                return Next::Extent(run.0, run.1);
             }
             self.hydration.cursor = (region + 1) % self.map.regions();
             self.hydration.scanned += 1;
             if self.hydration.scanned >= self.map.regions() {
                 self.hydration.scanned = 0;
-                return None;
+                return Next::Nothing;
             }
         }
-        None
+        Next::NotSeen
     }
 
     fn run_in_region(&self, region: u64) -> Option<(u64, u64)> {

@@ -281,6 +281,32 @@ fn a_bad_sector_is_reported_and_fails_only_reads_of_it() {
 }
 
 #[test]
+fn a_block_that_can_not_be_copied_is_looked_for_now_and_then_only() {
+    // A turn looks at 4096 regions: volumes of fewer, as many, twice as many.
+    for regions in [4095, 4096, 8192] {
+        let mut random = Rng::with_seed(11);
+        let mut config = config(regions);
+        config.region_blocks = 1;
+        let mut machine = new_machine(&config, &mut random);
+        machine.faults.bad = vec![21];
+        machine.volume.start();
+        while machine.volume.progress().bad == 0
+            || machine.volume.progress().remote > BLOCK as u64
+            || !machine.ops.is_empty()
+        {
+            assert!(machine.step(&mut random));
+        }
+        let (begun, mut turns) = (machine.now, 0);
+        while machine.now.since(begun) < 10_000_000_000 && turns < 10_000 {
+            assert!(machine.step(&mut random));
+            turns += 1;
+        }
+        // A look at all of it each 50 ms
+        assert!(turns < 1000, "{turns} turns for {regions} regions");
+    }
+}
+
+#[test]
 fn what_the_guest_reads_is_copied_first() {
     let mut random = Rng::with_seed(10);
     let mut config = config(64);
