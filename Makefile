@@ -14,8 +14,8 @@ SHORT := $(SHORT)|there_and_back|restart_of_both|ThinLioSourcePowerCut|dies_with
 SHORT := $(SHORT)|test_boot|space_for_the_map|nobody_else|secret_is_in
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs
 
-.PHONY: help setup demo test unit-test rust-test rust lab-test lab-programs \
-        soak qemu-test bench lab-kernel lab-up lab-down clean
+.PHONY: help setup demo test unit-test rust-test rust helper lab-test \
+        lab-programs soak qemu-test bench lab-kernel lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -52,7 +52,7 @@ $(READY): bindep.txt constraints.txt requirements.txt test-requirements.txt \
 	$(PYTHON) -W ignore -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	touch $@
 
-demo: setup
+demo: setup helper
 	$(PYTHON) -W ignore -m lab.demo
 
 test: unit-test rust-test lab-test
@@ -81,26 +81,39 @@ qemu-test: setup rust
 
 rust-test: setup rust
 	for workspace in $(WORKSPACES); do \
-	    (cd $$workspace && $(CARGO) fmt --all --check && \
-	     $(CARGO) clippy --locked --workspace --all-targets -- -D warnings && \
-	     $(CARGO) test --locked --workspace --release) || exit 1; \
+	    (cd $$workspace && $(call LINT,fmt,--all --check) && \
+	     $(call LINT,clippy,--locked --workspace --all-targets -- -D warnings) \
+	     && $(CARGO) test --locked --workspace --release) || exit 1; \
 	done
 
-# What the lab runs of our own that is not Python.  The helper is installed as
-# on a node, from its wheel.
-lab-programs: setup rust
+# Not every Rust comes with these two.
+LINT = if $(CARGO) $(1) --version > /dev/null 2>&1; then $(CARGO) $(1) $(2); \
+	else echo "SKIPPED in $$workspace: there is no cargo $(1)" >&2; fi
+
+# What the lab runs of our own that is not Python
+lab-programs: setup rust helper
 	cd lab/disk && $(CARGO) build --locked --release
+
+# Installed as on a node, from its wheel
+helper: setup rust
 	$(VENV)/bin/maturin build --quiet --release --locked --strip \
 	    -m hydrator/daemon/Cargo.toml --out hydrator/target/wheels
 	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --reinstall \
 	    hydrator/target/wheels/*.whl
 
-rust:
-	@found=$$($(CARGO) --version 2>/dev/null | cut -d' ' -f2); \
-	printf '%s\n' $(RUST_VERSION) "$${found:-0}" | sort -V -C || { \
+# A Rust that is new enough is left as it is; so is one that is too old and not
+# of a package, because it would stand before Debian's in the PATH.
+rust: setup
+	@$(FOUND_RUST); $(RUST_IS_NEW) || case $$(command -v $(CARGO)) in \
+	    ''|/usr/bin/*) $(call INSTALL,rust) ;; \
+	esac
+	@$(FOUND_RUST); $(RUST_IS_NEW) || { \
 	    echo "Rust $(RUST_VERSION) or later is needed, and cargo in the" \
 	         "PATH; found is $${found:-none}. See https://rustup.rs" >&2; \
 	    exit 1; }
+
+FOUND_RUST = found=$$($(CARGO) --version 2>/dev/null | cut -d' ' -f2)
+RUST_IS_NEW = printf '%s\n' $(RUST_VERSION) "$${found:-0}" | sort -V -C
 
 # The lab's own tests share one lab; it is taken down whatever comes of them.
 RUN_LAB_TESTS := TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color

@@ -232,7 +232,10 @@ class Story:
         self.gone('source handle', home, ['dmsetup', 'ls'], source)
         self.gone('iSCSI session', away, ['iscsiadm', '-m', 'session'],
                   move_id)
-        self.gone('region map', away, ['lvs', '-o', 'lv_name'], '-regions')
+        self.gone('map of what had arrived', away, ['lvs', '-o', 'lv_name'],
+                  '-regions')
+        self.gone('native helper', away, [
+            'sh', '-c', 'cat /proc/[0-9]*/comm'], 'localstor-hydra')
         self.check('all files read as written',
                    self.verify_files(away, 'old')
                    and self.verify_files(away, 'new'))
@@ -290,7 +293,9 @@ def main(argv: list[str] | None = None) -> int:
     start = time.monotonic()
     try:
         with progress.shown(sys.stdout) as shown:
-            cloud.up(nodes=2, progress=shown)
+            # dm-clone is there, too; this is the data path to recommend.
+            cloud.up(nodes=2, progress=shown, options={
+                'local': {'localstor_data_path': 'hydrator'}})
         story = Story(cloud, console)
         story.measure('the cloud came up in',
                       '%.0f s' % (time.monotonic() - start))
