@@ -67,6 +67,13 @@ class LogicalVolumeMissing(LocalStorException):
                 "'cinder-localstor status'.")
 
 
+class GivenUp(LocalStorException):
+    message = _("The extension of volume %(volume_id)s to %(size)d GiB was "
+                "asked for so long ago that it has been given up. Set the "
+                "volume's state back with 'openstack volume set --state', "
+                "and extend it again.")
+
+
 class NoDataPath(LocalStorException):
     message = _("The kernel of %(host)s has no device-mapper target "
                 "'%(target)s', so volumes could not move there. Install a "

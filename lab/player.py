@@ -37,6 +37,8 @@ REFUSALS = ('may yet go back', 'is being extended', 'Attach it again',
             'Free some space')
 # The API does not pass on why these are refused.
 MUTE = ('extend', 'delete')
+# What a service that comes back does not leave so
+SETTLED_BY_THE_DRIVER = ('extending', 'retyping')
 UNDECIDED = ('preparing', 'starting', 'aborting', 'discarding')
 
 
@@ -70,6 +72,8 @@ class Player:
         # Whether the cloud may have something of ours that we don't know
         self._unsure = False
         self._waits_since = 0.0
+        # Since when the volume has a status that must end by itself
+        self._passing_since = 0.0
 
     # -- Turns --------------------------------------------------------------
 
@@ -286,6 +290,10 @@ class Player:
             return
         self._user.extend(self.volume, self._size + 1)
         self._wait('in-use' if self._attachment else 'available')
+        volume = self._user.find(self.volume)
+        if volume is None or volume['size'] != self._size + 1:
+            # A service that came back has taken it back.
+            raise users.VolumeError('volume %s has not grown' % self.volume)
         self._grow(self._size + 1)
 
     def _grow(self, size: int) -> None:
@@ -365,6 +373,7 @@ class Player:
         status, size = volume['status'], volume['size']
         wanted = 'in-use' if self._attachment else 'available'
         if status == wanted:
+            self._passing_since = 0.0
             if size != self._size:
                 self._grow(size)
             return True
@@ -380,15 +389,16 @@ class Player:
             self._user.reset(self.volume, wanted)
             return False
         # On its way somewhere
-        if not self._waits_since:
-            self._waits_since = time.monotonic()
-        if time.monotonic() > self._waits_since + PATIENCE:
-            if not self._journal.disturbed(self._waits_since):
+        if not self._passing_since:
+            self._passing_since = time.monotonic()
+        if time.monotonic() > self._passing_since + PATIENCE:
+            if not self._journal.disturbed(self._passing_since):
                 raise Stuck('volume %s stays %s' % (self.volume, status))
-            self._journal.count('mended by hand')
-            self._user.reset(self.volume, 'error' if status in (
-                'creating', 'deleting') else wanted)
-            self._waits_since = 0.0
+            if status not in SETTLED_BY_THE_DRIVER:
+                self._journal.count('mended by hand')
+                self._user.reset(self.volume, 'error' if status in (
+                    'creating', 'deleting') else wanted)
+            self._passing_since = 0.0
         return False
 
     # -- The end ------------------------------------------------------------

@@ -95,6 +95,12 @@ class User:
         host = self.show(volume_id)['os-vol-host-attr:host']
         return host.partition('@')[0]
 
+    def messages(self, volume_id: str) -> list[str]:
+        """What Cinder has told the volume's user of failures, in words."""
+        return [message['user_message'] for message in
+                self._api.get('/messages').json()['messages']
+                if message['resource_uuid'] == volume_id]
+
     def volumes(self) -> list[dict[str, Any]]:
         """All volumes of all projects that the API lists, in detail."""
         return self._api.get('/volumes/detail?all_tenants=1').json()[

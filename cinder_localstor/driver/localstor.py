@@ -21,6 +21,7 @@ from oslo_utils import units
 
 from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
+from cinder_localstor.driver import unfinished
 from cinder_localstor import exception
 from cinder_localstor.moves import service
 from cinder_localstor.moves import table
@@ -69,6 +70,7 @@ class LocalStorDriver(driver.VolumeDriver):
         self._make_node = kwargs.get('make_node', real.node)
         self._rpc_server = None
         self._watch: loopingcall.FixedIntervalLoopingCall | None = None
+        self._settling: loopingcall.FixedIntervalLoopingCall | None = None
 
     @staticmethod
     def get_driver_options() -> list[cfg.Opt]:
@@ -95,6 +97,8 @@ class LocalStorDriver(driver.VolumeDriver):
             engines.Engines(self._node, configuration), self._peers,
             configuration)
         self._mover = self._service.mover
+        self._unfinished = unfinished.Unfinished(
+            self.host, self._node.volumes, self._mover.extend)
 
     def check_for_setup_error(self) -> None:
         self._node.volumes.check()
@@ -109,6 +113,10 @@ class LocalStorDriver(driver.VolumeDriver):
         self._service.scheduler.warm_up()
         self._watch = loopingcall.FixedIntervalLoopingCall(self._watch_moves)
         self._watch.start(self.configuration.localstor_monitor_interval)
+        self._settling = loopingcall.FixedIntervalLoopingCall(
+            self._settle_unfinished)
+        self._settling.start(unfinished.INTERVAL,
+                             initial_delay=unfinished.PATIENCE)
 
     def _watch_moves(self) -> None:
         # An error here would end the loop for good.
@@ -116,6 +124,12 @@ class LocalStorDriver(driver.VolumeDriver):
             self._service.scheduler.watch()
         except Exception:
             LOG.exception('The moves could not be looked after')
+
+    def _settle_unfinished(self) -> None:
+        try:
+            self._unfinished.settle(context.get_admin_context())
+        except Exception:
+            LOG.exception('What was broken off could not be settled')
 
     # Volumes
 
@@ -132,8 +146,10 @@ class LocalStorDriver(driver.VolumeDriver):
             self._handles.delete(volume.name)
 
     def extend_volume(self, volume: objects.Volume, new_size: int) -> None:
-        self._mover.extend(context.get_admin_context(), volume,
-                           new_size * units.Gi)
+        ctxt = context.get_admin_context()
+        if unfinished.is_given_up(ctxt, volume.id):
+            raise exception.GivenUp(volume_id=volume.id, size=new_size)
+        self._mover.extend(ctxt, volume, new_size * units.Gi)
 
     def local_path(self, volume: objects.Volume) -> str:
         return self._handles.path(volume.name)

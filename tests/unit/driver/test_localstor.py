@@ -196,6 +196,15 @@ class VolumeTest(DriverTestCase):
         self.assertEqual(3 * units.Gi, self.cloud.nodes[
             base.A].volumes.disks[self.volume.name].size)
 
+    def test_extension_that_was_given_up_changes_nothing(self):
+        self.volume.previous_status = 'extending'
+        self.volume.save()
+        error = self.assertRaises(exception.GivenUp,
+                                  self.driver.extend_volume, self.volume, 3)
+        self.assertIn(self.volume.id, str(error))
+        self.assertEqual(units.Gi, self.cloud.nodes[
+            base.A].volumes.disks[self.volume.name].size)
+
     def test_moving_volume_is_extended(self):
         self.cloud.move(self.volume)
         self.make(base.B).extend_volume(self.cloud.refresh(self.volume), 3)

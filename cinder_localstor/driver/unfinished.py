@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was broken off with cinder-volume, and what Cinder leaves as it was.
+
+Cinder takes up deletions again when its service starts, and ends creations
+with an error.  An extension or a change of type that dies with the service
+stays ``extending`` or ``retyping`` for ever, and the user can do nothing with
+the volume.  Here it is settled by what is true on the node.
+
+- The logical volume has grown: the extension is done, and the row says so.
+- It has not: the volume is as it was before, and the user is told by a
+  message of Cinder's (``openstack volume message list``).
+
+What a message of the bus may yet begin is not broken off.  The service has to
+have run for a while, so that it has taken what waited for it, and the row must
+not have changed for as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import datetime
+
+from cinder import compute
+from cinder import context
+from cinder.db import api as db
+from cinder.db import models
+from cinder import exception as cinder_exception
+from cinder.message import api as message_api
+from cinder.message import message_field
+from cinder import objects
+from cinder import quota
+from oslo_log import log as logging
+from oslo_utils import timeutils
+from oslo_utils import units
+import sqlalchemy as sa
+
+from cinder_localstor import exception
+from cinder_localstor.node import interface
+
+LOG = logging.getLogger(__name__)
+
+# Seconds for which nothing has happened to what counts as broken off
+PATIENCE = 60
+# Seconds between two looks
+INTERVAL = 30
+# The API makes the reservation of an extension right after it has changed the
+# volume's status. Databases may keep whole seconds only.
+_RESERVED_WITHIN = (datetime.timedelta(seconds=-2),
+                    datetime.timedelta(seconds=10))
+
+# What previous_status says from then on, until Cinder's API writes its own
+GIVEN_UP = 'extending'
+
+Extend = Callable[[context.RequestContext, objects.Volume, int], None]
+
+
+def is_given_up(ctxt: context.RequestContext, volume_id: str) -> bool:
+    """Whether an extension that still comes to be is not wanted any more.
+
+    Its message may have waited for a scheduler that was down for long.  Its
+    reservation is gone, and the user has been told.
+    """
+    volume = objects.Volume.get_by_id(ctxt, volume_id)
+    return volume.status != 'extending' and (
+        volume.previous_status == GIVEN_UP)
+
+
+class Unfinished:
+    """Settles what was broken off on the volumes of one backend."""
+
+    def __init__(self, host: str, volumes: interface.VolumeGroup,
+                 extend: Extend) -> None:
+        """:param host: ``host@backend``
+        :param extend: grows a volume and its handle to so many bytes, or
+            finds that it has; raises LocalStorException
+        """
+        self._host = host
+        self._volumes = volumes
+        self._extend = extend
+        self._messages = message_api.API()
+
+    def settle(self, ctxt: context.RequestContext) -> None:
+        """Settle what there is; what can't be yet is left for the next look.
+        """
+        self._settle_extensions(ctxt, self._stale(ctxt, 'extending'))
+        for volume in self._stale(ctxt, 'retyping'):
+            # While Cinder copies, it is the migration that has to end first.
+            if not volume.migration_status:
+                self._rest(volume)
+
+    def _stale(self, ctxt: context.RequestContext, status: str
+               ) -> list[objects.Volume]:
+        before = timeutils.utcnow() - datetime.timedelta(seconds=PATIENCE)
+        return [volume for volume in objects.VolumeList.get_all_by_host(
+            ctxt, self._host, filters={'status': status})
+            if _changed_at(volume) < before]
+
+    def _settle_extensions(self, ctxt: context.RequestContext,
+                           extending: list[objects.Volume]) -> None:
+        if not extending:
+            return
+        there = self._volumes.logical_volumes()
+        for volume in extending:
+            try:
+                self._settle_extension(ctxt, volume, there)
+            except (exception.LocalStorException,
+                    cinder_exception.CinderException) as error:
+                LOG.warning('The extension of volume %(volume)s was broken '
+                            'off and can not be settled yet: %(error)s',
+                            {'volume': volume.id, 'error': error})
+
+    def _settle_extension(self, ctxt: context.RequestContext,
+                          volume: objects.Volume,
+                          there: Mapping[str, interface.LogicalVolume]
+                          ) -> None:
+        if volume.name not in there:
+            raise exception.LogicalVolumeMissing(
+                group=self._volumes.name, name=volume.name, host=self._host)
+        size = there[volume.name].size // units.Gi
+        if size > volume.size:
+            try:
+                self._complete(ctxt, volume, size)
+                return
+            except cinder_exception.OverQuota:
+                LOG.warning('Volume %(volume)s has grown to %(size)d GiB, for '
+                            'which there is no quota any more; it counts as '
+                            '%(before)d GiB', {
+                                'volume': volume.id, 'size': size,
+                                'before': volume.size})
+        self._take_back(ctxt, volume)
+
+    def _complete(self, ctxt: context.RequestContext, volume: objects.Volume,
+                  size: int) -> None:
+        """Let the row say what is true.
+
+        :param size: GiB
+        :raises OverQuota: the reservation has expired and can't be had again
+        """
+        # The logical volume grows first, and the handle may not have.
+        self._extend(ctxt, volume, size * units.Gi)
+        project = volume.project_id
+        found = self._reservations(ctxt, volume, size - volume.size)
+        if not found and self._is_expired(volume):
+            found = quota.QUOTAS.reserve(
+                ctxt, project_id=project,
+                **self._resources(ctxt, volume, size - volume.size))
+        # As Cinder does it: what is committed twice counts once, and when
+        # nothing is left to commit that was done before the crash.
+        if found:
+            quota.QUOTAS.commit(ctxt, found, project_id=project)
+        if self._rest(volume, size=size):
+            servers = [attachment.instance_uuid
+                       for attachment in volume.volume_attachment
+                       if attachment.instance_uuid]
+            if servers:
+                compute.API().extend_volume(ctxt, servers, volume.id)
+
+    def _take_back(self, ctxt: context.RequestContext, volume: objects.Volume
+                   ) -> None:
+        """Let the volume be as it was before, and tell the user."""
+        found = self._reservations(ctxt, volume)
+        if not self._rest(volume, previous_status=GIVEN_UP):
+            return
+        if found:
+            quota.QUOTAS.rollback(ctxt, found, project_id=volume.project_id)
+        self._messages.create(
+            context.RequestContext(project_id=volume.project_id,
+                                   is_admin=True),
+            message_field.Action.EXTEND_VOLUME, resource_uuid=volume.id,
+            detail=message_field.Detail.DRIVER_FAILED_EXTEND)
+
+    def _rest(self, volume: objects.Volume, **changes: int | str) -> bool:
+        """Take a volume to a state of rest; whether nobody else has."""
+        before = volume.status
+        status = 'in-use' if volume.volume_attachment else 'available'
+        changed = volume.conditional_update(
+            {'status': status, **changes}, {'status': before})
+        if changed:
+            LOG.warning('Volume %(volume)s was %(before)s when the service '
+                        'ended, and is %(status)s now; its size is %(size)d '
+                        'GiB', {'volume': volume.id, 'before': before,
+                                'status': status,
+                                'size': changes.get('size', volume.size)})
+        return bool(changed)
+
+    # The quota
+
+    @staticmethod
+    def _resources(ctxt: context.RequestContext, volume: objects.Volume,
+                   gigabytes: int) -> dict[str, int]:
+        """What an extension reserves, as Cinder's API has it."""
+        resources = {'gigabytes': gigabytes}
+        quota.QUOTAS.add_volume_type_opts(ctxt, resources,
+                                          volume.volume_type_id)
+        return resources
+
+    def _reservations(self, ctxt: context.RequestContext,
+                      volume: objects.Volume, gigabytes: int | None = None
+                      ) -> list[str]:
+        """Ids of what was reserved for an extension and is still open.
+
+        Nothing in the rows connects them but the project, the time and, if
+        it is known by how much the volume has grown, the amount.  What is not
+        found is released by Cinder itself (``reservation_expire``).
+        """
+        row = models.Reservation
+        began = _changed_at(volume)
+        resources = self._resources(ctxt, volume, gigabytes or 0)
+        with db.main_context_manager.reader.using(ctxt) as session:
+            found = session.query(
+                row.uuid, row.resource, row.delta, row.created_at).filter(
+                row.deleted == sa.false(), row.project_id == volume.project_id,
+                row.resource.in_(resources), row.delta > 0,
+                row.created_at >= began + _RESERVED_WITHIN[0],
+                row.created_at <= began + _RESERVED_WITHIN[1],
+            ).order_by(row.created_at, row.id).all()
+        chosen: dict[str, str] = {}
+        for uuid, resource, delta, _created in found:
+            gigabytes = gigabytes or delta
+            if delta == gigabytes:
+                chosen.setdefault(resource, uuid)
+        return list(chosen.values())
+
+    @staticmethod
+    def _is_expired(volume: objects.Volume) -> bool:
+        """Whether Cinder has released the reservation in the meantime."""
+        return _changed_at(volume) + datetime.timedelta(
+            seconds=quota.CONF.reservation_expire) < timeutils.utcnow()
+
+
+def _changed_at(volume: objects.Volume) -> datetime.datetime:
+    """When a row has changed, UTC without a zone as the database has it."""
+    return timeutils.normalize_time(volume.updated_at or volume.created_at)

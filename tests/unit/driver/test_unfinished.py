@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import datetime
+from unittest import mock
+
+from cinder.db import api as db
+from cinder.db import models
+from cinder.message import message_field
+from cinder import objects
+from cinder import quota
+from cinder.tests.unit import fake_constants as fake
+from cinder.tests.unit import utils as cinder_test_utils
+from cinder.volume import api as volume_api
+from oslo_utils import timeutils
+from oslo_utils import units
+
+from cinder_localstor.driver import unfinished
+from cinder_localstor import exception
+from tests.unit import base
+
+
+class UnfinishedTestCase(base.TestCase):
+    """Volumes of a project, with Cinder's own API and its own quotas."""
+
+    def setUp(self):
+        super().setUp()
+        self.project = self.ctxt.project_id = fake.PROJECT_ID
+        self.cloud = base.Cloud(self)
+        self.type = cinder_test_utils.create_volume_type(self.ctxt,
+                                                         name='local')
+        self.volume = self.create()
+        # Its client asks for the versions of the services.
+        self.patch('cinder.volume.rpcapi.VolumeAPI')
+        # What the API sends, to a service that dies
+        self.sent = self.patch(
+            'cinder.scheduler.rpcapi.SchedulerAPI.extend_volume')
+        self.nova = self.patch('cinder.compute.API').return_value
+        self.unfinished = unfinished.Unfinished(
+            base.A, self.node.volumes, self.extend)
+
+    @property
+    def node(self):
+        return self.cloud.nodes[base.A]
+
+    def extend(self, ctxt, volume, size):
+        self.cloud.movers[base.A].extend(ctxt, volume, size)
+
+    def create(self, host=base.A):
+        volume = self.cloud.create_volume(host)
+        self.set_row(volume, volume_type_id=self.type.id)
+        return volume
+
+    def usage(self, resource='gigabytes'):
+        """GiB of the project that are in use, and that are reserved."""
+        found = quota.QUOTAS.get_project_quotas(
+            self.ctxt, self.project)[resource]
+        return found['in_use'], found['reserved']
+
+    def ask(self, size, volume=None):
+        """What a user does: the volume is `extending` then."""
+        volume_api.API().extend(self.ctxt, self.cloud.refresh(
+            volume or self.volume), size)
+
+    def grow(self, size, volume=None):
+        """What the driver has done when it dies."""
+        volume = self.cloud.refresh(volume or self.volume)
+        self.extend(self.ctxt, volume, size * units.Gi)
+
+    def set_row(self, volume, **values):
+        with db.main_context_manager.writer.using(self.ctxt) as session:
+            session.query(models.Volume).filter_by(
+                id=volume.id).update(values)
+
+    def settle(self, later=2 * unfinished.PATIENCE):
+        with mock.patch.object(
+                timeutils, 'utcnow',
+                return_value=timeutils.utcnow() + datetime.timedelta(
+                    seconds=later)):
+            self.unfinished.settle(self.ctxt)
+
+    def state(self, volume=None):
+        row = self.cloud.refresh(volume or self.volume)
+        return row.status, row.size
+
+    def messages(self):
+        return [(row['project_id'], row['resource_uuid'], row['detail_id'])
+                for row in db.message_get_all(self.ctxt)]
+
+
+class ExtensionTest(UnfinishedTestCase):
+
+    def test_not_begun_is_taken_back_and_the_user_is_told(self):
+        self.ask(3)
+        self.assertEqual(('extending', 1), self.state())
+        self.assertEqual((1, 2), self.usage())
+
+        self.settle()
+
+        self.assertEqual(('available', 1), self.state())
+        self.assertEqual((1, 0), self.usage())
+        self.assertEqual(
+            [(self.project, self.volume.id,
+              message_field.Detail.DRIVER_FAILED_EXTEND[0])],
+            self.messages())
+
+    def test_done_on_the_node_is_done(self):
+        self.ask(3)
+        self.grow(3)
+
+        self.settle()
+
+        self.assertEqual(('available', 3), self.state())
+        self.assertEqual((3, 0), self.usage())
+        self.assertEqual([], self.messages())
+
+    def test_handle_that_has_not_grown_yet_grows(self):
+        self.ask(3)
+        self.node.volumes.extend(self.volume.name, 3 * units.Gi)
+
+        self.settle()
+
+        handle = self.node.device_mapper.nodes[self.volume.name + '-handle']
+        self.assertEqual(3 * units.Gi // 512, sum(
+            segment.length for segment in handle.table))
+
+    def test_volume_in_use_stays_so_and_nova_is_told_of_its_size(self):
+        attachment = self.cloud.reserve(self.volume, {'host': 'a'})
+        self.cloud.set_status(self.volume, 'in-use')
+        volume_api.API().extend_attached_volume(
+            self.ctxt, self.cloud.refresh(self.volume), 2)
+        self.grow(2)
+
+        self.settle()
+
+        self.assertEqual(('in-use', 2), self.state())
+        self.nova.extend_volume.assert_called_once_with(
+            mock.ANY, [attachment.instance_uuid], self.volume.id)
+
+    def test_committed_before_the_crash_counts_once(self):
+        self.ask(3)
+        self.grow(3)
+        reservations = self.sent.call_args.args[3]
+        quota.QUOTAS.commit(self.ctxt, reservations,
+                            project_id=self.project)
+
+        self.settle()
+
+        self.assertEqual(('available', 3), self.state())
+        self.assertEqual((3, 0), self.usage())
+
+    def test_crash_after_the_commit_counts_once(self):
+        self.ask(3)
+        self.grow(3)
+        with mock.patch.object(objects.Volume, 'conditional_update',
+                               side_effect=KeyboardInterrupt):
+            self.assertRaises(KeyboardInterrupt, self.settle)
+
+        self.settle()
+
+        self.assertEqual(('available', 3), self.state())
+        self.assertEqual((3, 0), self.usage())
+
+    def test_reservation_that_has_expired_is_made_again(self):
+        self.ask(3)
+        self.grow(3)
+        with mock.patch.object(
+                timeutils, 'utcnow',
+                return_value=timeutils.utcnow() + datetime.timedelta(days=2)):
+            quota.QUOTAS.expire(self.ctxt)
+        self.assertEqual((1, 0), self.usage())
+
+        self.settle(later=2 * 86400)
+
+        self.assertEqual(('available', 3), self.state())
+        self.assertEqual((3, 0), self.usage())
+
+    def test_without_quota_for_it_the_volume_keeps_its_size(self):
+        self.ask(3)
+        self.grow(3)
+        with mock.patch.object(
+                timeutils, 'utcnow',
+                return_value=timeutils.utcnow() + datetime.timedelta(days=2)):
+            quota.QUOTAS.expire(self.ctxt)
+        db.quota_create(self.ctxt, self.project, 'gigabytes', 2)
+
+        self.settle(later=2 * 86400)
+
+        self.assertEqual(('available', 1), self.state())
+        self.assertEqual((1, 0), self.usage())
+        self.assertEqual(1, len(self.messages()))
+
+    def test_two_at_once_have_a_reservation_each(self):
+        other = self.create()
+        self.ask(3)
+        self.ask(5, other)
+        self.grow(5, other)
+
+        self.settle()
+
+        self.assertEqual(('available', 1), self.state())
+        self.assertEqual(('available', 5), self.state(other))
+        self.assertEqual((6, 0), self.usage())
+
+    def test_quota_of_the_volumes_type_is_right_too(self):
+        self.ask(3)
+        self.assertEqual((1, 2), self.usage('gigabytes_local'))
+        self.settle()
+        self.assertEqual((1, 0), self.usage('gigabytes_local'))
+
+        self.ask(3)
+        self.grow(3)
+        self.settle()
+
+        self.assertEqual((3, 0), self.usage('gigabytes_local'))
+        self.assertEqual((3, 0), self.usage())
+
+    def test_what_has_just_begun_is_left_alone(self):
+        self.ask(3)
+
+        self.settle(later=unfinished.PATIENCE // 2)
+
+        self.assertEqual(('extending', 1), self.state())
+
+    def test_volumes_of_others_are_left_alone(self):
+        other = self.create(base.B)
+        self.ask(3, other)
+
+        self.settle()
+
+        self.assertEqual(('extending', 1), self.state(other))
+
+    def test_volume_that_can_not_be_settled_does_not_stop_the_others(self):
+        lost = self.volume
+        other = self.create()
+        self.ask(3)
+        self.ask(3, other)
+        del self.node.volumes.disks[lost.name]
+
+        self.settle()
+
+        self.assertEqual(('extending', 1), self.state(lost))
+        self.assertEqual(('available', 1), self.state(other))
+
+    def test_volume_that_may_yet_go_back_waits(self):
+        self.ask(3)
+        self.node.volumes.extend(self.volume.name, 3 * units.Gi)
+        with mock.patch.object(
+                self.unfinished, '_extend',
+                side_effect=exception.VolumeIsMoving(
+                    volume_id='v', move_id='m', state='starting',
+                    action='extending it', destination='b')):
+            self.settle()
+            self.assertEqual(('extending', 1), self.state())
+
+        self.settle()
+
+        self.assertEqual(('available', 3), self.state())
+
+    def test_extension_that_comes_late_is_not_wanted(self):
+        self.ask(3)
+        self.assertFalse(unfinished.is_given_up(self.ctxt, self.volume.id))
+        self.settle()
+        self.assertTrue(unfinished.is_given_up(self.ctxt, self.volume.id))
+
+        # The user tries again.
+        self.ask(2)
+
+        self.assertFalse(unfinished.is_given_up(self.ctxt, self.volume.id))
+
+
+class RetypeTest(UnfinishedTestCase):
+
+    def test_volume_is_as_it_was(self):
+        self.set_row(self.volume, status='retyping')
+        self.settle()
+        self.assertEqual(('available', 1), self.state())
+
+    def test_volume_that_cinder_copies_is_left_to_it(self):
+        self.set_row(self.volume, status='retyping',
+                     migration_status='migrating')
+        self.settle()
+        self.assertEqual(('retyping', 1), self.state())
