@@ -140,7 +140,7 @@ class Node:
         """What the kernel and the boot script said."""
         return self._layout.log(self.name, 'console')
 
-    def boot(self, timeout: float = 60) -> None:
+    def boot(self, timeout: float = 180) -> None:
         """Power on and wait for the agent; starts no service."""
         if self.powered:
             raise errors.LabError(f'Node "{self.name}" is already on.')
@@ -167,7 +167,7 @@ class Node:
                            'TMPDIR': str(self._memory_directory())})
         self._wait_for_agent(timeout)
 
-    def start(self, wait: bool = True, timeout: float = 60) -> None:
+    def start(self, wait: bool = True, timeout: float = 180) -> None:
         """Power on and start every service, as a machine does.
 
         :param timeout: seconds that the boot may take
@@ -199,7 +199,7 @@ class Node:
             disk.name: disk.cut_power(seed, lose)
             for disk in disks}) if disks else None
 
-    def wait_ready(self, timeout: float = 60) -> None:
+    def wait_ready(self, timeout: float = 180) -> None:
         """Wait until a node is ready that was started without waiting.
 
         The timeout is that of the boot; services have their own.
