@@ -22,11 +22,29 @@ class CommandFailed(LocalStorException):
 
 
 class CommandTimedOut(CommandFailed):
-    """An external command did not end in its time and was killed."""
+    """An external command did not end in its time and was ended."""
 
     message = _("Command '%(command)s' on %(host)s did not end within "
-                "%(seconds)s seconds and was killed. Look for a hanging disk "
+                "%(seconds)s seconds and was ended. Look for a hanging disk "
                 "or a suspended device with 'dmsetup info'.")
+
+
+class CommandStillRuns(CommandTimedOut):
+    """A command of LVM did not end, and was not killed for it."""
+
+    message = _("Command '%(command)s' on %(host)s did not end within "
+                "%(seconds)s seconds, nor when it was asked to. It goes on as "
+                "process %(pid)s: killed, it could leave devices suspended. "
+                "Look for a hanging disk with 'dmesg' and 'cat "
+                "/proc/%(pid)s/stack'.")
+
+
+class VolumeGroupBusy(LocalStorException):
+    message = _("Volume group '%(group)s' on %(host)s has been locked for "
+                "%(seconds)d seconds by '%(command)s' (process %(pid)d). "
+                "Nothing is done there until it ends: killed, it could leave "
+                "devices suspended. Look for a hanging disk with 'dmesg' and "
+                "'cat /proc/%(pid)d/stack'.")
 
 
 class OutputNotUnderstood(LocalStorException):

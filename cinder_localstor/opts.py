@@ -68,7 +68,7 @@ LOCALSTOR_OPTS = [
     cfg.IntOpt('localstor_command_timeout',
                default=60, min=1,
                help='Seconds after which an external command counts as '
-                    'hanging and is killed.'),
+                    'hanging and is ended.'),
     cfg.IntOpt('localstor_peer_timeout',
                default=50, min=1,
                help='Seconds to wait for an answer of a peer. Keep it below '

@@ -60,6 +60,7 @@ class Facts:
     :ivar maps: logical volumes of the group for region maps, if it is
         another
     :ivar down: hosts of volume services that are down
+    :ivar suspended: full names of logical volumes that answer nothing
     """
 
     host: str
@@ -73,6 +74,7 @@ class Facts:
     devices: dict[str, interface.Device] | None
     exported: set[str] | None
     connected: dict[str, str] | None
+    suspended: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
 
 
@@ -193,6 +195,9 @@ def look(ctxt: context.RequestContext, host: str, node: interface.Node
         exported=ask(node.target.exported) if exports else set(),
         connected=ask(node.initiator.connected),
         passing=rows.passing_copies(ctxt, host),
+        suspended=tuple('%s/%s' % (group.name, name)
+                        for group in {node.volumes, node.metadata}
+                        for name in sorted(group.suspended())),
         failures=tuple(failures))
 
 
@@ -294,7 +299,9 @@ class _Judge:
                               self._problems_of_standing(copy))
                    for copy in standing.values()]
         copies += self._leftovers()
-        return Backend(host=facts.host, problems=facts.failures,
+        problems = [*facts.failures, *map(_suspended_volume,
+                                          facts.suspended)]
+        return Backend(host=facts.host, problems=tuple(problems),
                        copies=tuple(sorted(copies, key=_order)))
 
     def _copy(self, name: str, volume_id: str, role: Role,
@@ -509,6 +516,12 @@ class _Judge:
                             % running.peer)
         return self._copy(copy.name, copy.volume_id, Role.SOURCE, problems,
                           running)
+
+
+def _suspended_volume(name: str) -> str:
+    return ("logical volume %s is suspended, all I/O to it waits. "
+            "cinder-volume resumes it as soon as no command of LVM works in "
+            "the group; by hand: 'lvchange --refresh %s'" % (name, name))
 
 
 def _order(copy: Copy) -> tuple[bool, bool, str]:

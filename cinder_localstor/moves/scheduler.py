@@ -31,6 +31,8 @@ WORKERS = 8
 SOON = 1
 # Stands among the busy moves for the look at all exports.
 EXPORTS = 'exports'
+# And for that at suspended logical volumes
+SUSPENDED = 'suspended'
 
 
 def _is_hydrating(move: rows.Move) -> bool:
@@ -91,6 +93,7 @@ class Scheduler:
         own, so that one which fails or hangs does not hold up the others.
         """
         ctxt = context.get_admin_context()
+        self._tend_suspended()
         moves = rows.for_host(ctxt, self.host)
         if any(map(self._exports.serves_from_here, moves)):
             self.tend_exports()
@@ -119,6 +122,21 @@ class Scheduler:
         except exception.LocalStorException as error:
             LOG.warning('Move %(move)s goes on at its former rate: %(error)s',
                         {'move': move.move_id, 'error': error})
+
+    def _tend_suspended(self) -> None:
+        """Resume in the background what a dead command left suspended."""
+        if SUSPENDED not in self._busy:
+            self._busy.add(SUSPENDED)
+            self._workers.submit(self._resume_abandoned)
+
+    def _resume_abandoned(self) -> None:
+        try:
+            for group in {self._node.volumes, self._node.metadata}:
+                group.resume_abandoned()
+        except Exception as error:
+            LOG.error('What is suspended is not resumed: %s', error)
+        finally:
+            self._busy.discard(SUSPENDED)
 
     def tend_exports(self) -> None:
         """Let the target export what it should, in the background."""

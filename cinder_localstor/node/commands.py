@@ -28,7 +28,8 @@ class Commands:
     def run(self, *arguments: str, timeout: float | None = None) -> str:
         """Run a command and return what it printed.
 
-        :raises CommandTimedOut: it was killed after its time
+        :raises CommandTimedOut: it was ended after its time
+        :raises CommandStillRuns: it could not be; of LVM's only
         :raises CommandFailed: its exit status was not 0
         """
         return self._judge(privileged.run, list(arguments),
@@ -51,6 +52,9 @@ class Commands:
         LOG.debug('%(command)s: status %(status)s after %(elapsed).2f s',
                   {'command': command, 'status': status,
                    'elapsed': watch.elapsed()})
+        if status == privileged.STILL_RUNS:
+            raise exception.CommandStillRuns(command=command, host=self.host,
+                                             seconds=limit, pid=out)
         if status == privileged.TIMED_OUT:
             raise exception.CommandTimedOut(command=command, host=self.host,
                                             seconds=limit)

@@ -174,6 +174,21 @@ class VolumeGroup(abc.ABC):
     def remove(self, name: str) -> None:
         """Remove a logical volume."""
 
+    @abc.abstractmethod
+    def suspended(self) -> set[str]:
+        """Names of the logical volumes that answer nothing at the moment.
+
+        Their thin pool counts as one of them.  No command.
+        """
+
+    @abc.abstractmethod
+    def resume_abandoned(self) -> None:
+        """Resume what a command has left suspended that is no more.
+
+        One that runs resumes by itself what it has suspended, and is left
+        alone.
+        """
+
 
 class DeviceMapper(abc.ABC):
     """The device-mapper nodes of the driver."""

@@ -6,6 +6,7 @@ rounded gigabytes, knows no tags and has no timeouts; a node with a thousand
 volumes needs one call for all of them.
 """
 
+import glob
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from typing import Any
 
 from cinder.volume import volume_utils
 from oslo_concurrency import lockutils
+from oslo_log import log as logging
 from oslo_utils import units
 
 from cinder_localstor import exception
@@ -21,6 +23,16 @@ from cinder_localstor.node import interface
 from cinder_localstor.node import privileged
 from cinder_localstor.node import udev
 
+LOG = logging.getLogger(__name__)
+
+# Which LVM locks for a command that changes the group (lvm.conf(5),
+# global/locking_dir)
+LOCK_FILE = '/run/lock/lvm/V_%s'
+DEVICES = '/sys/block/dm-*/dm'
+# A logical volume's name as device-mapper has it, without the group's, and
+# what LVM calls a part or a layer of it
+MAPPED = re.compile(r'(?P<volume>(?:[^-]|--)+?)(?:_t(?:data|meta))?'
+                    r'(?:-[a-z]\w*)?')
 # Cinder's share of a volume group that its thin pool gets
 POOL_SHARE = '95%VG'
 # Where guests' data can be seen: handles, helpers' devices, moves' sources
@@ -135,6 +147,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
         return self._type == 'thin'
 
     def check(self) -> None:
+        self.resume_abandoned()
         try:
             self._group()
         except exception.CommandTimedOut:
@@ -148,14 +161,31 @@ class LVMVolumeGroup(interface.VolumeGroup):
         if self._type == 'auto':
             self._type = 'thin' if has_pool else 'default'
         if self.thin and not has_pool:
-            self._command.run('lvcreate', '--yes', '--thinpool', self._pool,
-                              '--extents', POOL_SHARE, self.name)
+            self._run('lvcreate', '--yes', '--thinpool', self._pool,
+                      '--extents', POOL_SHARE, self.name)
         udev.hide_group(self._command, self.name)
-        self._command.run('vgchange', '--activate', 'y', self.name)
+        self._run('vgchange', '--activate', 'y', self.name)
         self._disks = self._read_disks()
         self._block_size = max(
             _logical_block_size(os.path.basename(os.path.realpath(disk)))
             for disk in self._disks)
+
+    def _run(self, *arguments: str) -> str:
+        """Run a command of LVM's in the group, see Commands.run.
+
+        :raises VolumeGroupBusy: another hangs there; this one would, too
+        """
+        holder = self._lock_holder()
+        if holder is not None and holder.seconds > self._command.timeout:
+            raise exception.VolumeGroupBusy(
+                group=self.name, host=self._command.host,
+                **holder._asdict())
+        return self._command.run(*arguments)
+
+    def _lock_holder(self) -> privileged.Holder | None:
+        """Who changes the group at the moment, whoever started it."""
+        found = privileged.lock_holder(LOCK_FILE % self.name)
+        return privileged.Holder(*found) if found else None
 
     def _check_filter(self) -> None:
         """:raises LVMLooksIntoVolumes: it could activate a guest's group"""
@@ -178,7 +208,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
                     host=self._command.host, path=path, filters=filters)
 
     def _group(self) -> dict[str, str]:
-        text = self._command.run(
+        text = self._run(
             'vgs', '--reportformat', 'json', '--units', 'b', '--nosuffix',
             '--options', 'vg_size,vg_free,vg_extent_size', self.name)
         rows = parse_report(text, 'vg', 'vgs')
@@ -187,7 +217,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
         return rows[0]
 
     def _report(self) -> dict[str, dict[str, Any]]:
-        return parse_logical_volumes(self._command.run(
+        return parse_logical_volumes(self._run(
             'lvs', '--reportformat', 'json', '--units', 'b', '--nosuffix',
             '--options',
             'lv_name,lv_size,lv_tags,lv_attr,pool_lv,data_percent',
@@ -219,7 +249,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
 
     def _read_disks(self) -> list[str]:
         """Paths of the group's physical volumes."""
-        text = self._command.run(
+        text = self._run(
             'vgs', '--reportformat', 'json', '--noheadings', '--options',
             'pv_name', self.name)
         return [row['pv_name'] for row in parse_report(text, 'vg', 'vgs')]
@@ -265,7 +295,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
         # keeps the time that a caller waits out of the command's timeout.
         with lockutils.lock(self._lock):
             try:
-                self._command.run(*arguments)
+                self._run(*arguments)
             except exception.CommandTimedOut:
                 raise
             except exception.CommandFailed as error:
@@ -287,8 +317,8 @@ class LVMVolumeGroup(interface.VolumeGroup):
             return
         with lockutils.lock(self._lock):
             try:
-                self._command.run('lvextend', '--size', '%db' % size,
-                                  '%s/%s' % (self.name, name))
+                self._run('lvextend', '--size', '%db' % size,
+                          '%s/%s' % (self.name, name))
             except exception.CommandFailed as error:
                 self._complain(error, name, size)
                 raise
@@ -327,14 +357,14 @@ class LVMVolumeGroup(interface.VolumeGroup):
             arguments += ['--deltag', tag]
         if arguments:
             with lockutils.lock(self._lock):
-                self._command.run('lvchange', *arguments,
-                                  '%s/%s' % (self.name, name))
+                self._run('lvchange', *arguments,
+                          '%s/%s' % (self.name, name))
                 self._flush()
 
     def remove(self, name: str) -> None:
         with lockutils.lock(self._lock):
             try:
-                self._command.run(
+                self._run(
                     'lvremove', '--yes', '--config',
                     'activation { retry_deactivation = 1 }',
                     '%s/%s' % (self.name, name))
@@ -345,10 +375,56 @@ class LVMVolumeGroup(interface.VolumeGroup):
                     raise
             self._flush()
 
+    def suspended(self) -> set[str]:
+        prefix = self.mapped_name('')
+        found = set()
+        for directory in glob.glob(DEVICES):
+            try:
+                if _read(directory, 'suspended') != '1':
+                    continue
+                name, uuid = (_read(directory, 'name'),
+                              _read(directory, 'uuid'))
+            except OSError:
+                continue  # it has just gone
+            match = MAPPED.fullmatch(name.removeprefix(prefix))
+            if uuid.startswith('LVM-') and name.startswith(prefix) and match:
+                found.add(match['volume'].replace('--', '-'))
+        return found
+
+    def resume_abandoned(self) -> None:
+        if not self.suspended():
+            return
+        with lockutils.lock(self._lock):
+            # Whoever has suspended something holds the lock until it is
+            # resumed, if it lives.
+            if self._lock_holder() is not None:
+                return
+            # Nothing on the pool answers before the pool does.
+            for name in sorted(self.suspended(),
+                               key=lambda name: (name != self._pool, name)):
+                self._resume(name)
+
+    def _resume(self, name: str) -> None:
+        full_name = '%s/%s' % (self.name, name)
+        LOG.warning('Logical volume %s was left suspended by a command that '
+                    'is no more, and is resumed', full_name)
+        try:
+            # LVM's own way: to the table that its metadata tell, whether the
+            # command died before they were written or after.
+            self._run('lvchange', '--refresh', full_name)
+        except exception.LocalStorException as error:
+            LOG.error('Logical volume %(name)s stays suspended: %(error)s',
+                      {'name': full_name, 'error': error})
+
 
 def gibibytes(size: int) -> str:
     """Bytes for a reader."""
     return '%.2f GiB' % (size / units.Gi)
+
+
+def _read(directory: str, name: str) -> str:
+    with open(os.path.join(directory, name)) as file:
+        return file.read().strip()
 
 
 def _logical_block_size(disk: str) -> int:

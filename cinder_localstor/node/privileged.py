@@ -9,12 +9,16 @@ CAP_MKNOD for device-mapper's udev cookies and nodes, CAP_SYS_NICE because
 lvm raises its priority while devices are suspended.
 """
 
+from collections.abc import Callable
 import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
+from typing import NamedTuple
 
 from oslo_privsep import capabilities
 from oslo_privsep import priv_context
@@ -41,6 +45,13 @@ PROGRAMS = frozenset(('dmsetup', 'iscsiadm', HYDRATOR, 'lvchange',
                       'lvcreate', 'lvextend', 'lvmconfig', 'lvremove', 'lvs',
                       'modprobe', 'tgtadm', 'udevadm', 'vgchange', 'vgs'))
 
+# Those that write LVM's metadata.  Killed in a critical section they leave
+# devices suspended, with all I/O to them waiting.
+WRITERS = frozenset(('lvchange', 'lvcreate', 'lvextend', 'lvremove',
+                     'vgchange'))
+# Seconds in which one that was asked to end leaves its critical section
+PATIENCE = 30
+
 # Where the native helpers are found; it must not outlive a reboot.
 RUNTIME = '/run/localstor'
 # systemd(1) runs here if this is there, see sd_booted(3).
@@ -51,6 +62,7 @@ CHUNK = 1 << 20
 
 # No exit status, and no signal's number
 TIMED_OUT = -1000
+STILL_RUNS = -1001
 
 
 @CONTEXT.entrypoint
@@ -58,7 +70,9 @@ def run(arguments: list[str], timeout: float) -> tuple[int, str, str]:
     """Run one of the PROGRAMS; its exit status, output and error output.
 
     :param timeout: seconds; a command that takes longer is killed with its
-        children and TIMED_OUT is returned as its status
+        children and TIMED_OUT is returned as its status.  One of the WRITERS
+        is asked to end; one that does not within PATIENCE goes on, and its
+        status is STILL_RUNS and its output its process id.
     """
     if arguments[0] not in PROGRAMS:
         raise ValueError('%s is not a program to run here' % arguments[0])
@@ -66,32 +80,92 @@ def run(arguments: list[str], timeout: float) -> tuple[int, str, str]:
 
 
 def _run(arguments: list[str], timeout: float) -> tuple[int, str, str]:
-    with subprocess.Popen(arguments, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          env={'PATH': _path(),
-                               'LC_ALL': 'C',
-                               'LVM_SUPPRESS_FD_WARNINGS': '1'},
-                          start_new_session=True, text=True,
-                          errors='replace') as process:
-        try:
-            out, err = process.communicate(timeout=timeout)
-            return process.returncode, out, err
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            # A process in uninterruptible sleep outlives its kill: don't
-            # wait for it, or one hanging disk would hang the daemon.
-            for stream in (process.stdout, process.stderr):
-                if stream:
-                    stream.close()
-            process.poll()
-            process.returncode = process.returncode or TIMED_OUT
-            return TIMED_OUT, '', ''
+    process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env={'PATH': _path(),
+                                    'LC_ALL': 'C',
+                                    'LVM_SUPPRESS_FD_WARNINGS': '1'},
+                               start_new_session=True, text=True,
+                               errors='replace')
+    try:
+        out, err = process.communicate(timeout=timeout)
+        return process.returncode, out, err
+    except subprocess.TimeoutExpired:
+        if arguments[0] in WRITERS:
+            return _ask_to_end(process)
+        _kill(process)
+        return TIMED_OUT, '', ''
+
+
+def _ask_to_end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """End a command of LVM between its critical sections, or not at all."""
+    # It alone: what it has started it waits for itself.
+    process.terminate()
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        # What it prints is read, so that nothing but its work holds it up.
+        _wait_later(process.communicate)
+        return STILL_RUNS, str(process.pid), ''
+    if process.returncode == 0:
+        return 0, out, err
+    return TIMED_OUT, '', ''
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    for stream in (process.stdout, process.stderr):
+        if stream:
+            stream.close()
+    # A process in uninterruptible sleep outlives its kill: one hanging disk
+    # must not hang the daemon.
+    _wait_later(process.wait)
+
+
+def _wait_later(wait: Callable[[], object]) -> None:
+    """Let nothing be left of a process when it ends."""
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _path() -> str:
     """Where programs are found; our own may be in a virtual environment."""
     return os.pathsep.join((os.environ.get('PATH', os.defpath),
                             os.path.dirname(sys.executable)))
+
+
+class Holder(NamedTuple):
+    """A process that has locked a file; `seconds` since the file is there."""
+
+    pid: int
+    command: str
+    seconds: float
+
+
+@CONTEXT.entrypoint
+def lock_holder(path: str) -> tuple[int, str, float] | None:
+    """Who has locked a file by flock(2) for itself alone, as a Holder has it.
+
+    None when nobody has.
+    """
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    # proc(5), /proc/locks
+    file = '%02x:%02x:%d' % (os.major(found.st_dev), os.minor(found.st_dev),
+                             found.st_ino)
+    with open('/proc/locks') as locks:
+        pids = [int(words[4]) for words in map(str.split, locks)
+                if words[1] == 'FLOCK' and words[3] == 'WRITE'
+                and words[5] == file]
+    for pid in pids:
+        try:
+            with open('/proc/%d/cmdline' % pid) as arguments:
+                command = arguments.read().replace('\0', ' ').strip()
+        except OSError:
+            continue  # it has just ended
+        return pid, command, time.time() - found.st_mtime
+    return None
 
 
 def runtime_directory(copy: str) -> str:

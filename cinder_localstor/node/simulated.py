@@ -162,9 +162,11 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         self._is_used = is_used
         self.faults = faults
         self.disks: dict[str, Disk] = {}
+        # What a command that has died has left behind
+        self.abandoned: set[str] = set()
 
     def check(self) -> None:
-        pass
+        self.resume_abandoned()
 
     @_fallible
     def logical_volumes(self) -> dict[str, interface.LogicalVolume]:
@@ -234,6 +236,12 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
                 command='remove ' + self.path(name), host=self.faults.host,
                 reason='it is used by another device')
         self.disks.pop(name, None)
+
+    def suspended(self) -> set[str]:
+        return set(self.abandoned)
+
+    def resume_abandoned(self) -> None:
+        self.abandoned.clear()
 
 
 @dataclasses.dataclass

@@ -95,6 +95,13 @@ class StandingTest(ReportTestCase):
         self.assert_problem("run 'dmsetup resume %s-handle'"
                             % self.volume.name)
 
+    def test_suspended_logical_volume(self):
+        self.cloud.nodes[base.A].volumes.abandoned.add('pool')
+        found = self.report()
+        self.assertFalse(found.is_well)
+        self.assertIn("group/pool is suspended",
+                      found.backends[0].problems[0])
+
     def test_old_generation(self):
         rows_of = mock.patch.object(
             rows, 'standing_copies',

@@ -40,6 +40,15 @@ class CommandsTest(unittest.TestCase):
             self.assertIn(part, text)
         self.assertNotIsInstance(caught.exception, exception.CommandTimedOut)
 
+    def test_command_that_still_runs_names_its_process(self):
+        self.ran.return_value = (privileged.STILL_RUNS, '4711', '')
+        with self.assertRaises(exception.CommandStillRuns) as caught:
+            self.command.run('lvcreate', 'x', timeout=7)
+        for part in ('lvcreate x', '7 seconds', '/proc/4711/stack'):
+            self.assertIn(part, str(caught.exception))
+        # Nothing is known of what it does.
+        self.assertIsInstance(caught.exception, exception.CommandTimedOut)
+
     def test_time_out_names_command_and_time(self):
         self.ran.return_value = (privileged.TIMED_OUT, '', '')
         with self.assertRaises(exception.CommandTimedOut) as caught:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
+import os
 from unittest import mock
 
 import ddt
+import fixtures
 from oslo_utils import units
 
 from cinder_localstor import exception
@@ -117,6 +119,8 @@ class GroupTestCase(base.TestCase):
         self.command = fakes.FakeCommands()
         self.flush = self.patch('cinder_localstor.node.privileged.flush')
         self.hide = self.patch('cinder_localstor.node.udev.hide_group')
+        self.holder = self.patch(
+            'cinder_localstor.node.privileged.lock_holder', return_value=None)
         self.group = self.make(self.kind)
 
     def make(self, kind):
@@ -278,6 +282,103 @@ class ThinTest(GroupTestCase):
         with mock.patch('cinder.volume.volume_utils.clear_volume') as clear:
             self.group.clear('volume-1')
         clear.assert_not_called()
+
+
+@ddt.ddt
+class BusyTest(GroupTestCase):
+    """Somebody holds LVM's lock of the group."""
+
+    @ddt.data(('create', ('volume-1', units.Gi, frozenset())),
+              ('extend', ('volume-1', 2 * units.Gi)),
+              ('retag', ('volume-1', frozenset('a'), frozenset())),
+              ('remove', ('volume-1',)), ('logical_volumes', ()),
+              ('capacity', ()), ('check', ()))
+    @ddt.unpack
+    def test_nothing_is_done_while_a_command_hangs(self, method, arguments):
+        self.holder.return_value = (4711, 'lvcreate --yes x', 61)
+        error = self.assertRaises(exception.VolumeGroupBusy,
+                                  getattr(self.group, method), *arguments)
+        self.assertEqual([], self.command.ran)
+        for part in ('disks', 'node1', 'lvcreate --yes x', '4711',
+                     '61 seconds'):
+            self.assertIn(part, str(error))
+        self.holder.assert_called_with('/run/lock/lvm/V_disks')
+
+    def test_one_that_is_at_work_is_waited_for(self):
+        self.holder.return_value = (4711, 'lvcreate', 59)
+        self.group.remove('volume-1')
+        self.assertEqual(1, len(self.command.ran_of('lvremove')))
+
+
+@ddt.ddt
+class SuspendedTest(GroupTestCase):
+
+    kind = 'thin'
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.patch('cinder_localstor.node.lvm.DEVICES',
+                   os.path.join(self.directory, '*'))
+
+    def device(self, name, suspended=True, uuid='LVM-x'):
+        directory = os.path.join(self.directory, name)
+        os.mkdir(directory)
+        for field, value in (('name', name), ('uuid', uuid),
+                             ('suspended', int(suspended))):
+            with open(os.path.join(directory, field), 'w') as file:
+                file.write('%s\n' % value)
+
+    @ddt.data(('disks-volume--1', 'volume-1'), ('disks-x', 'x'),
+              ('disks-disks--pool', 'disks-pool'),
+              ('disks-disks--pool-tpool', 'disks-pool'),
+              ('disks-disks--pool_tdata', 'disks-pool'),
+              ('disks-disks--pool_tmeta', 'disks-pool'),
+              ('disks-volume--1-real', 'volume-1'),
+              ('disks-volume--a--b', 'volume-a-b'))
+    @ddt.unpack
+    def test_name(self, mapped, name):
+        self.device(mapped)
+        self.assertEqual({name}, self.group.suspended())
+
+    def test_others_are_none_of_ours(self):
+        self.device('disks--2-volume')
+        self.device('disks-x', suspended=False)
+        self.device('disks-y', uuid='LOCALSTOR-disks-y')
+        self.device('volume-1-handle')
+        self.assertEqual(set(), self.group.suspended())
+
+    def test_nothing_is_run_when_nothing_is_suspended(self):
+        self.group.resume_abandoned()
+        self.assertEqual([], self.command.ran)
+        self.holder.assert_not_called()
+
+    def test_pool_is_resumed_before_what_lies_on_it(self):
+        for name in ('disks-a', 'disks-disks--pool-tpool', 'disks-z'):
+            self.device(name)
+        self.group.resume_abandoned()
+        self.assertEqual(['lvchange --refresh disks/disks-pool',
+                          'lvchange --refresh disks/a',
+                          'lvchange --refresh disks/z'], self.command.ran)
+
+    def test_command_that_is_at_work_is_left_alone(self):
+        self.device('disks-a')
+        self.holder.return_value = (4711, 'lvcreate', 1)
+        self.group.resume_abandoned()
+        self.assertEqual([], self.command.ran)
+
+    def test_one_that_stays_suspended_does_not_keep_the_others_so(self):
+        self.device('disks-a')
+        self.device('disks-b')
+        self.command.fail('lvchange --refresh disks/a', 'no')
+        self.group.resume_abandoned()
+        self.assertEqual('lvchange --refresh disks/b', self.command.ran[-1])
+
+    def test_start_resumes_before_it_asks_for_anything(self):
+        self.device('disks-a')
+        self.command.fail('vgs', 'stop here')
+        self.assertRaises(exception.VolumeGroupMissing, self.group.check)
+        self.assertEqual('lvchange --refresh disks/a', self.command.ran[0])
 
 
 @ddt.ddt

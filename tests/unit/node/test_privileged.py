@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import fcntl
 import os
 import socket
 import stat
+import subprocess
 import tempfile
 import threading
 import time
@@ -26,10 +28,11 @@ class PrivilegedTestCase(unittest.TestCase):
         privileged.CONTEXT.set_client_mode(False)
         # The daemon is a process of its own, without eventlet's patches,
         # which Cinder's fixtures bring into this one.
-        original = mock.patch.object(privileged, 'subprocess',
-                                     patcher.original('subprocess'))
-        original.start()
-        self.addCleanup(original.stop)
+        for module in ('subprocess', 'threading'):
+            original = mock.patch.object(privileged, module,
+                                         patcher.original(module))
+            original.start()
+            self.addCleanup(original.stop)
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         self.directory = directory.name
@@ -86,16 +89,20 @@ class RunTest(PrivilegedTestCase):
         self.assertLess(time.monotonic() - before, 5)
         self.assertEqual((privileged.TIMED_OUT, '', ''), result)
 
-    def assert_dead(self, pid):
-        for _try in range(50):
-            try:
-                with open('/proc/%d/stat' % pid) as file:
-                    if file.read().split(') ')[1][0] == 'Z':
-                        return
-            except FileNotFoundError:
+    def state(self, pid):
+        """State of a process as proc(5) has it, None when it is gone."""
+        try:
+            with open('/proc/%d/stat' % pid) as file:
+                return file.read().split(') ')[1][0]
+        except FileNotFoundError:
+            return None
+
+    def assert_dead(self, pid, *states):
+        for _try in range(100):
+            if self.state(pid) in (None, *states):
                 return
             time.sleep(0.05)
-        self.fail('%d lives' % pid)
+        self.fail('%d is %s' % (pid, self.state(pid)))
 
     def pid(self, name):
         with open(self.path(name)) as file:
@@ -107,13 +114,110 @@ class RunTest(PrivilegedTestCase):
 
     def test_its_children_are_killed_too(self):
         self.run_hanging('sleep 60 & echo $! > %s; wait' % self.path('pid'))
-        self.assert_dead(self.pid('pid'))
+        # Whoever inherits it may not ask for it.
+        self.assert_dead(self.pid('pid'), 'Z')
 
     def test_command_that_ignores_signals_is_killed(self):
         self.run_hanging('trap "" TERM INT HUP; sleep 60 & sleep 60')
 
     def test_child_that_keeps_the_output_open_does_not_block(self):
         self.run_hanging('setsid sleep 2 & exec sleep 60')
+
+
+class WriterTest(PrivilegedTestCase):
+    """Commands that write LVM's metadata, and hang."""
+
+    def setUp(self):
+        super().setUp()
+        patience = mock.patch.object(privileged, 'PATIENCE', 1)
+        patience.start()
+        self.addCleanup(patience.stop)
+
+    def run_hanging(self, text):
+        """Run an lvcreate that hangs; what is returned, and its pid."""
+        self.program('lvcreate', 'echo $$ > %s\n%s' % (self.path('pid'),
+                                                       text))
+        found = privileged.run(['lvcreate'], 0.3)
+        with open(self.path('pid')) as file:
+            return found, int(file.read())
+
+    def wait_until_gone(self, pid):
+        for _try in range(100):
+            if not os.path.exists('/proc/%d' % pid):
+                return
+            time.sleep(0.05)
+        self.fail('%d is still there' % pid)
+
+    def test_it_is_asked_to_end(self):
+        found, pid = self.run_hanging('exec sleep 60')
+        self.assertEqual((privileged.TIMED_OUT, '', ''), found)
+        self.wait_until_gone(pid)
+
+    def test_it_may_finish_what_it_has_begun(self):
+        found, _pid = self.run_hanging('trap "" TERM; sleep 0.6; echo made')
+        self.assertEqual((0, 'made\n', ''), found)
+
+    def test_one_that_gives_up_is_a_time_out(self):
+        found, _pid = self.run_hanging(
+            'trap "exit 5" TERM; while :; do sleep 0.1; done')
+        self.assertEqual((privileged.TIMED_OUT, '', ''), found)
+
+    def test_one_in_a_critical_section_is_never_killed(self):
+        found, pid = self.run_hanging(
+            'trap "" TERM; while [ ! -e %s ]; do sleep 0.1; done\n'
+            'echo out; echo err >&2; touch %s' % (self.path('go'),
+                                                  self.path('done')))
+        self.assertEqual((privileged.STILL_RUNS, str(pid), ''), found)
+        with open(self.path('go'), 'w'):
+            pass
+        # No zombie is left of it either.
+        self.wait_until_gone(pid)
+        self.assertTrue(os.path.exists(self.path('done')))
+
+    def test_what_it_has_started_is_left_to_it(self):
+        found, pid = self.run_hanging(
+            'trap "" TERM; sh -c \'trap "touch %s" TERM; '
+            'for n in 1 2 3 4 5 6 7 8 9; do sleep 0.2; done\''
+            % self.path('asked'))
+        self.assertEqual((privileged.STILL_RUNS, str(pid), ''), found)
+        self.wait_until_gone(pid)
+        self.assertFalse(os.path.exists(self.path('asked')))
+
+
+class LockTest(PrivilegedTestCase):
+
+    def lock(self, kind):
+        file = open(self.path('V_disks'), 'w')
+        self.addCleanup(file.close)
+        fcntl.flock(file, kind)
+        return file
+
+    def test_nobody(self):
+        self.assertIsNone(privileged.lock_holder(self.path('V_disks')))
+        self.lock(fcntl.LOCK_EX).close()
+        self.assertIsNone(privileged.lock_holder(self.path('V_disks')))
+
+    def test_one_that_only_reads(self):
+        self.lock(fcntl.LOCK_SH)
+        self.assertIsNone(privileged.lock_holder(self.path('V_disks')))
+
+    def test_holder_is_named(self):
+        self.lock(fcntl.LOCK_EX)
+        os.utime(self.path('V_disks'), (time.time() - 100,) * 2)
+        holder = privileged.Holder(*privileged.lock_holder(
+            self.path('V_disks')))
+        self.assertEqual(os.getpid(), holder.pid)
+        self.assertIn('python', holder.command)
+        self.assertAlmostEqual(100, holder.seconds, delta=10)
+
+    def test_one_that_waits_for_it_is_not_the_holder(self):
+        self.lock(fcntl.LOCK_EX)
+        waiting = subprocess.Popen(['flock', self.path('V_disks'), 'true'])
+        self.addCleanup(waiting.wait)
+        self.addCleanup(waiting.kill)
+        time.sleep(0.2)
+        self.assertEqual(os.getpid(), privileged.lock_holder(
+            self.path('V_disks'))[0])
 
 
 class HydratorTest(PrivilegedTestCase):

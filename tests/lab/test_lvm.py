@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LVM when its commands hang, die half-way, or lose what they have made."""
+
+import uuid
+
+from tests.lab import base
+
+GROUP = 'cinder-thin'
+POOL = 'cinder--thin-cinder--thin--pool-tpool'
+LOCK = '/run/lock/lvm/V_' + GROUP
+BLOCK = 4096  # bytes
+# Stands for a command that waits for a disk in its critical section.  It takes
+# LVM's lock, as LVM does, and a signal finds it blocked.
+HANGING = '''\
+#!/bin/sh
+trap "" TERM INT
+exec 9>>%s
+flock 9
+dmsetup suspend %s
+echo $$ >/run/hangs
+while :; do sleep 1; done
+''' % (LOCK, POOL)
+PROGRAM = '/usr/local/sbin/lvcreate'
+
+
+class LVMTestCase(base.LabTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.node = self.nodes[0]
+
+    def write_in_background(self, attachment):
+        """Write a block; the file that tells when it is written."""
+        name = '/run/written-%s' % uuid.uuid4()
+        attachment.node.run(
+            ['sh', '-c', '(dd if=/dev/urandom of=%s bs=%d count=1 '
+             'oflag=direct conv=fsync,notrunc; echo done $?) >%s 2>&1 '
+             '</dev/null &' % (attachment.device, BLOCK, name)])
+        return name
+
+    def is_written(self, name):
+        return 'done 0' in self.node.run(['cat', name]).stdout
+
+    def status(self):
+        # It makes sure: two looks, and some seconds for each here.
+        return self.localstor(self.node, 'status').stdout
+
+
+class SuspendedTest(LVMTestCase):
+
+    def test_h32_pool_that_a_dead_command_left_suspended_is_resumed(self):
+        volume = self.create(volume_type='thin', node=self.node)
+        attachment = self.attach(volume, self.node)
+        mapped = 'cinder--thin-volume--' + volume.replace('-', '--')
+        for name in (mapped, POOL):
+            self.node.run(['dmsetup', 'suspend', name])
+        writing = self.write_in_background(attachment)
+        self.wait_for('the write is done', lambda: self.is_written(writing))
+        self.assertIn('was left suspended', self.log_of(self.node))
+        self.assertEqual([], self.suspended())
+
+    def suspended(self):
+        return [line for line in self.node.run(
+            ['dmsetup', 'info', '-c', '--noheadings', '-o', 'name,suspended']
+        ).stdout.split() if line.endswith(':Suspended')]
+
+    def test_h32_command_in_its_critical_section_is_not_killed(self):
+        volume = self.create(volume_type='thin', node=self.node)
+        attachment = self.attach(volume, self.node)
+        self.configure(5)
+        self.addCleanup(self.configure, None)
+        self.node.run(['sh', '-c', "cat >%s <<'END'\n%sEND\nchmod +x %s"
+                       % (PROGRAM, HANGING, PROGRAM)])
+        self.addCleanup(self.node.run, ['rm', '-f', PROGRAM])
+        self.volumes.append(self.user.request_volume(
+            'of-a-user', 1, 'thin', self.node.name))
+        self.wait_for('the command hangs', lambda: self.node.run(
+            ['test', '-e', '/run/hangs'], check=False).returncode == 0)
+        self.addCleanup(self.node.run, ['rm', '-f', '/run/hangs'])
+        pid = self.node.run(['cat', '/run/hangs']).stdout.strip()
+        writing = self.write_in_background(attachment)
+        self.wait_for('it is left alone', lambda: (
+            'It goes on as process %s' % pid in self.log_of(self.node)))
+        self.node.run(['rm', '-f', PROGRAM])
+        # Nobody resumes what it may be about to change, or waits for it.
+        self.assertFalse(self.is_written(writing))
+        self.assertIn(POOL + ':Suspended', self.suspended())
+        self.assertRegex(self.status(), r'has been\s+locked')
+        # It dies, as with the node's memory full.
+        self.node.run(['kill', '-9', pid])
+        self.wait_for('the write is done', lambda: self.is_written(writing))
+        self.assertNotEqual(0, self.node.run(
+            ['test', '-e', '/proc/' + pid], check=False).returncode)
+        self.create(volume_type='thin', node=self.node)
+
+    def configure(self, seconds):
+        self.node.configure({'thin': {'localstor_command_timeout': seconds}})
+        self.node.service('cinder-volume').restart()
