@@ -92,6 +92,21 @@ class GivenUp(LocalStorException):
                 "and extend it again.")
 
 
+class LogicalVolumeInactive(LocalStorException):
+    message = _("Logical volume '%(group)s/%(name)s' of volume %(volume_id)s "
+                "is not active, so it has no handle. 'lvchange --activate y "
+                "%(group)s/%(name)s' tells why: when it says 'No data "
+                "available', the thin pool has lost it in a power cut. Then "
+                "delete the volume, or restore it from a backup.")
+
+
+class CopyLost(LocalStorException):
+    # It has to fit into a row of metadata.
+    message = _("Copy '%(group)s/%(name)s' is not active ('lvchange "
+                "--activate y' tells why). It may hold what a guest wrote, so "
+                "none is made anew. What was before is on %(source)s.")
+
+
 class NoDataPath(LocalStorException):
     message = _("The kernel of %(host)s has no device-mapper target "
                 "'%(target)s', so volumes could not move there. Install a "

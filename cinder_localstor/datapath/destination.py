@@ -119,7 +119,15 @@ class Destination:
                             for segment in source.status))
 
     def build_engine(self, move: transfer.Transfer) -> None:
-        """Make the engine's node, hydration off."""
+        """Make the engine's node, hydration off.
+
+        :raises CopyLost: there is nothing to put it over
+        """
+        volumes = self._node.volumes
+        if not volumes.is_active(move.destination_name):
+            raise exception.CopyLost(
+                group=volumes.name, name=move.destination_name,
+                source=move.source_host)
         self._engine(move).build(
             move, self._node.device_mapper.path(self._source_node(move)))
 

@@ -279,6 +279,10 @@ class Handles:
         except KeyError as error:
             raise self._missing(standing.name) from error
         self._check_generation(standing, transfer.read_tags(volume.tags))
+        if not self._node.volumes.is_active(standing.name):
+            raise exception.LogicalVolumeInactive(
+                group=self._node.volumes.name, name=standing.name,
+                volume_id=standing.volume_id)
         return volume
 
     def _is_right(self, volume: interface.LogicalVolume,

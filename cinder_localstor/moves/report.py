@@ -332,8 +332,7 @@ class _Judge:
             yield 'logical volume %s is missing' % full_name
             return
         if not self._group.is_active(copy.name):
-            yield ("logical volume %s is not active: run 'lvchange "
-                   "--activate y %s'" % (full_name, full_name))
+            yield _inactive(full_name)
         tags = transfer.read_tags(volume.tags)
         generation = transfer.read_number(tags, 'generation',
                                           copy.generation)
@@ -459,9 +458,11 @@ class _Judge:
     def _problems_of_serving(self, move: rows.Move, copy: handles.Standing
                              ) -> Iterator[str]:
         facts = self.facts
+        full_name = '%s/%s' % (self._group.name, copy.name)
         if facts.volumes is not None and copy.name not in facts.volumes:
-            yield 'logical volume %s/%s is missing' % (self._group.name,
-                                                       copy.name)
+            yield 'logical volume %s is missing' % full_name
+        elif not self._group.is_active(copy.name):
+            yield _inactive(full_name)
         iqn = move.transfer.export.iqn
         if facts.connected is not None and iqn not in facts.connected:
             yield 'there is no working session with the source, %s' % iqn
@@ -516,6 +517,13 @@ class _Judge:
                             % running.peer)
         return self._copy(copy.name, copy.volume_id, Role.SOURCE, problems,
                           running)
+
+
+def _inactive(name: str) -> str:
+    return ("logical volume %s is not active: run 'lvchange --activate y %s'. "
+            "When that says 'No data available', the thin pool has lost it in "
+            "a power cut: delete the volume, or restore it from a backup"
+            % (name, name))
 
 
 def _suspended_volume(name: str) -> str:

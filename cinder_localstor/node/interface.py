@@ -141,11 +141,17 @@ class VolumeGroup(abc.ABC):
 
     @abc.abstractmethod
     def is_active(self, name: str) -> bool:
-        """Whether the device of a logical volume is there; no command."""
+        """Whether the device of a logical volume is there; no command.
+
+        It is not when a thin pool has lost what LVM knows of.
+        """
 
     @abc.abstractmethod
     def create(self, name: str, size: int, tags: frozenset[str]) -> bool:
         """Make a logical volume; whether it was not there before.
+
+        Only ever before it is first used: one whose content a power cut has
+        taken, as it was made, is made anew.
 
         :raises NotEnoughSpace: the group is too full
         """

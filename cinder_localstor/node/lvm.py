@@ -33,6 +33,10 @@ DEVICES = '/sys/block/dm-*/dm'
 # what LVM calls a part or a layer of it
 MAPPED = re.compile(r'(?P<volume>(?:[^-]|--)+?)(?:_t(?:data|meta))?'
                     r'(?:-[a-z]\w*)?')
+# What activating a thin volume ends with when its pool does not know it:
+# dm-thin answers ENODATA.  A power cut can come between LVM's metadata, which
+# have the volume then, and the pool's own.
+LOST = 'No data available'
 # Cinder's share of a volume group that its thin pool gets
 POOL_SHARE = '95%VG'
 # Where guests' data can be seen: handles, helpers' devices, moves' sources
@@ -71,6 +75,8 @@ def parse_logical_volumes(text: str) -> dict[str, dict[str, Any]]:
                 'tags': frozenset(filter(None, row['lv_tags'].split(','))),
                 # lvs(8), lv_attr: the sixth character says 'open'
                 'open': row['lv_attr'][5] == 'o',
+                # and the fifth 'active'
+                'active': row['lv_attr'][4] == 'a',
                 'pool': row['pool_lv'],
                 'data_percent': float(row['data_percent'] or 0),
             }
@@ -164,11 +170,26 @@ class LVMVolumeGroup(interface.VolumeGroup):
             self._run('lvcreate', '--yes', '--thinpool', self._pool,
                       '--extents', POOL_SHARE, self.name)
         udev.hide_group(self._command, self.name)
-        self._run('vgchange', '--activate', 'y', self.name)
+        self._activate_all()
         self._disks = self._read_disks()
         self._block_size = max(
             _logical_block_size(os.path.basename(os.path.realpath(disk)))
             for disk in self._disks)
+
+    def _activate_all(self) -> None:
+        try:
+            self._run('vgchange', '--activate', 'y', self.name)
+        except exception.CommandTimedOut:
+            raise
+        except exception.CommandFailed as error:
+            # One bad volume must not keep the others from their guests.
+            inactive = {name for name, row in self._report().items()
+                        if not row['active']}
+            if not inactive or self._pool in inactive:
+                raise
+            LOG.error('Not active in volume group %(group)s: %(names)s. '
+                      '%(error)s', {'group': self.name, 'error': error,
+                                    'names': ', '.join(sorted(inactive))})
 
     def _run(self, *arguments: str) -> str:
         """Run a command of LVM's in the group, see Commands.run.
@@ -302,11 +323,32 @@ class LVMVolumeGroup(interface.VolumeGroup):
                 if 'already exists' not in str(error):
                     self._complain(error, name, size)
                     raise
-                made = False
+                made = self._is_lost(name)
+                if made:
+                    self._remove(name)
+                    self._run(*arguments)
             else:
                 made = True
             self._flush()
         return made
+
+    def _is_lost(self, name: str) -> bool:
+        """Activate a logical volume; whether its pool has none of it."""
+        if self.is_active(name):
+            return False
+        try:
+            self._run('lvchange', '--activate', 'y',
+                      '%s/%s' % (self.name, name))
+        except exception.CommandTimedOut:
+            raise
+        except exception.CommandFailed as error:
+            if LOST not in str(error):
+                raise
+            LOG.warning('Logical volume %(name)s was lost as it was made, and '
+                        'is made again: %(error)s',
+                        {'name': name, 'error': error})
+            return True
+        return False
 
     def extend(self, name: str, size: int) -> None:
         volume = self.logical_volumes().get(name)
@@ -363,17 +405,19 @@ class LVMVolumeGroup(interface.VolumeGroup):
 
     def remove(self, name: str) -> None:
         with lockutils.lock(self._lock):
-            try:
-                self._run(
-                    'lvremove', '--yes', '--config',
-                    'activation { retry_deactivation = 1 }',
-                    '%s/%s' % (self.name, name))
-            except exception.CommandTimedOut:
-                raise
-            except exception.CommandFailed as error:
-                if 'Failed to find logical volume' not in str(error):
-                    raise
+            self._remove(name)
             self._flush()
+
+    def _remove(self, name: str) -> None:
+        try:
+            self._run('lvremove', '--yes', '--config',
+                      'activation { retry_deactivation = 1 }',
+                      '%s/%s' % (self.name, name))
+        except exception.CommandTimedOut:
+            raise
+        except exception.CommandFailed as error:
+            if 'Failed to find logical volume' not in str(error):
+                raise
 
     def suspended(self) -> set[str]:
         prefix = self.mapped_name('')

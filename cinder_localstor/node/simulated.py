@@ -164,6 +164,8 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         self.disks: dict[str, Disk] = {}
         # What a command that has died has left behind
         self.abandoned: set[str] = set()
+        # What LVM knows and the thin pool does not
+        self.lost: set[str] = set()
 
     def check(self) -> None:
         self.resume_abandoned()
@@ -192,12 +194,15 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         return '%s-%s' % (self.name, name)
 
     def is_active(self, name: str) -> bool:
-        return name in self.disks
+        return name in self.disks and name not in self.lost
 
     @_fallible
     def create(self, name: str, size: int, tags: frozenset[str]) -> bool:
-        if name in self.disks:
+        if self.is_active(name):
             return False
+        if name in self.lost:
+            self.lost.remove(name)
+            del self.disks[name]
         free = self.capacity().free
         if size > free:
             raise exception.NotEnoughSpace(
@@ -236,6 +241,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
                 command='remove ' + self.path(name), host=self.faults.host,
                 reason='it is used by another device')
         self.disks.pop(name, None)
+        self.lost.discard(name)
 
     def suspended(self) -> set[str]:
         return set(self.abandoned)
@@ -720,7 +726,7 @@ class SimulatedNode:
         _dev, group, name = path.strip('/').split('/')
         there = {
             'mapper': set(self.device_mapper.nodes),
-            'group': set(self.volumes.disks),
+            'group': set(self.volumes.disks) - self.volumes.lost,
             'hydrated': set(self.hydrators.processes),
             'iscsi': {export.serial for export
                       in self.initiator.sessions.values()}}

@@ -3,6 +3,8 @@
 
 import uuid
 
+from keystoneauth1 import exceptions
+
 from tests.lab import base
 
 GROUP = 'cinder-thin'
@@ -44,6 +46,34 @@ class LVMTestCase(base.LabTestCase):
     def status(self):
         # It makes sure: two looks, and some seconds for each here.
         return self.localstor(self.node, 'status').stdout
+
+
+class LostTest(LVMTestCase):
+
+    def test_h29_volume_that_the_pool_does_not_know(self):
+        lost = self.create(volume_type='thin', node=self.node)
+        volume = self.create(volume_type='thin', node=self.node)
+        attachment = self.attach(volume, self.node)
+        self.write(attachment)
+        content = self.checksum(attachment)
+        # As a power cut between LVM's metadata and the pool's leaves it
+        name = '%s/volume-%s' % (GROUP, lost)
+        thin_id = self.node.run(['lvs', '--noheadings', '-o', 'thin_id', name]
+                                ).stdout.strip()
+        self.node.run(['dmsetup', 'remove', 'volume-%s-handle' % lost])
+        self.node.run(['lvchange', '--activate', 'n', name])
+        self.node.run(['dmsetup', 'message', POOL, '0', 'delete ' + thin_id])
+        self.node.service('cinder-volume').restart()
+        self.assertEqual(content, self.checksum(attachment))
+        self.assertIn('Not active in volume group %s: volume-%s'
+                      % (GROUP, lost), self.log_of(self.node))
+        self.assertIn("'No data available'", ' '.join(self.status().split()))
+        self.assertRaises(exceptions.HttpError, self.user.attach, lost,
+                          self.node)
+        self.user.wait_for_status(lost, 'available')
+        self.delete(lost)
+        self.assertNotIn(lost, self.node.run(['lvs', GROUP]).stdout)
+        self.create(volume_type='thin', node=self.node)
 
 
 class SuspendedTest(LVMTestCase):

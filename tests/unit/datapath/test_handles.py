@@ -27,6 +27,10 @@ class HandlesTestCase(unittest.TestCase):
     def create(self, name='x', generation=1):
         self.handles.create(self.standing(name, generation), units.Gi)
 
+    def lose(self, name='x'):
+        self.node.cut_power()
+        self.node.volumes.lost.add(name)
+
     def tag(self, name='x', **values):
         self.node.volumes.retag(name, transfer.tags(**values), frozenset())
 
@@ -51,6 +55,20 @@ class OneVolumeTest(HandlesTestCase):
         self.create()
         for _time in range(2):
             self.handles.delete('x')
+        self.assertEqual(({}, {}), (self.mapper.nodes,
+                                    self.node.volumes.disks))
+
+    def test_what_a_power_cut_took_as_it_was_made_is_made_again(self):
+        self.create()
+        self.lose()
+        self.create()
+        self.assertEqual('an old tenant',
+                         self.node.read('/dev/mapper/x-handle', 0))
+
+    def test_lost_volume_is_deleted(self):
+        self.create()
+        self.lose()
+        self.handles.delete('x')
         self.assertEqual(({}, {}), (self.mapper.nodes,
                                     self.node.volumes.disks))
 
@@ -173,6 +191,15 @@ class StandTest(HandlesTestCase):
         self.after_a_power_cut('x')
         self.node.volumes.disks['x'].tags = frozenset()
         self.assertEqual({}, self.stand(self.standing(generation=1)))
+
+    def test_lost_volume_is_named_and_the_others_stand(self):
+        self.after_a_power_cut('x', 'y')
+        self.node.volumes.lost.add('x')
+        failures = self.stand(self.standing('x'), self.standing('y'))
+        self.assertEqual(['x'], list(failures))
+        for part in ('group/x', 'id-x', 'No data available'):
+            self.assertIn(part, str(failures['x']))
+        self.assertEqual({'y-handle'}, set(self.mapper.nodes))
 
     def test_missing_volume_is_named(self):
         failures = self.stand(self.standing())

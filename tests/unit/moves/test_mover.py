@@ -102,6 +102,66 @@ class FirstAttachTest(MoverTestCase):
         self.assert_whole()
 
 
+class LostTest(MoverTestCase):
+    """The thin pool of a destination has lost a copy in a power cut."""
+
+    def lose(self):
+        self.node.cut_power()
+        self.node.volumes.lost.add(self.copy)
+        self.cloud.boot(base.B)
+
+    def begin(self):
+        self.node = self.cloud.nodes[base.B]
+        self.cloud.move(self.volume)
+        self.copy = self.cloud.row(self.volume).name
+
+    def test_copy_that_was_in_use_is_never_made_anew(self):
+        self.begin()
+        self.lose()
+        for _time in range(3):
+            self.cloud.watch()
+        self.assertIn(self.copy, self.node.volumes.lost)
+        self.assertFalse(self.node.device_mapper.exists(
+            self.copy + '-handle'))
+        problem = rows.for_volume(self.ctxt, self.volume.id)[0].problem
+        for part in (self.copy, 'not active', base.A):
+            self.assertIn(part, problem)
+        self.assertLess(len(problem), rows.MOST_CHARACTERS)
+        # The only copy that is left is kept.
+        self.assertEqual(1, len(self.cloud.nodes[base.A].volumes.disks))
+
+    def test_volume_whose_copy_is_lost_can_be_deleted(self):
+        self.begin()
+        self.lose()
+        self.cloud.watch()
+        self.assertTrue(self.cloud.movers[base.B].discard(
+            self.ctxt, self.volume.id))
+        self.cloud.watch()
+        self.assertEqual([], self.cloud.leftovers([]))
+
+    def test_copy_that_was_lost_before_it_was_used_is_made_anew(self):
+        node = self.cloud.nodes[base.B]
+        create = node.volumes.create
+
+        def lose_once(name, size, tags):
+            made = create(name, size, tags)
+            if not lost:
+                lost.append(name)
+                node.volumes.lost.add(name)
+                raise exception.CommandFailed(command='lvcreate',
+                                              host=base.B, reason='no power')
+            return made
+        lost = []
+        with mock.patch.object(node.volumes, 'create', lose_once):
+            self.assertRaises(exception.PeerFailed, self.cloud.move,
+                              self.volume)
+            self.cloud.settle()
+            self.assertEqual({}, node.volumes.disks)
+            self.cloud.move(self.volume)
+        self.cloud.settle()
+        self.assert_whole()
+
+
 class RefusedTest(MoverTestCase):
 
     def test_too_little_space_leaves_the_volume_alone(self):

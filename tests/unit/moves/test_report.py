@@ -80,6 +80,11 @@ class StandingTest(ReportTestCase):
         self.cloud.nodes[base.A].volumes.is_active = lambda name: False
         self.assert_problem('lvchange --activate y group/')
 
+    def test_logical_volume_that_the_pool_has_lost(self):
+        self.cloud.nodes[base.A].volumes.lost.add(
+            self.cloud.row(self.volume).name)
+        self.assert_problem("'No data available'")
+
     def test_handle_on_the_wrong_device(self):
         other = self.cloud.create_volume()
         self.mapped().table = self.mapped(volume=other).table
@@ -303,6 +308,11 @@ class MovingTest(ReportTestCase):
     def test_missing_source_copy(self):
         self.cloud.nodes[base.A].volumes.disks.clear()
         self.assert_problem('is missing', base.A)
+
+    def test_destination_copy_that_the_pool_has_lost(self):
+        self.cloud.nodes[base.B].volumes.lost.add(
+            self.cloud.row(self.volume).name)
+        self.assert_problem("'No data available'", base.B)
 
     def test_missing_destination_copy(self):
         name = self.cloud.refresh(self.volume).name

@@ -35,7 +35,8 @@ class ParseTest(base.TestCase):
         self.assertEqual(
             {'volume-1': {'size': units.Gi,
                           'tags': frozenset(['localstor.move=m', 'other']),
-                          'open': True, 'pool': 'disks-pool',
+                          'open': True, 'active': True,
+                          'pool': 'disks-pool',
                           'data_percent': 12.5}},
             lvm.parse_logical_volumes(lvs(row(
                 lv_tags='localstor.move=m,other', lv_attr='Vwi-aotz--',
@@ -265,6 +266,35 @@ class ThinTest(GroupTestCase):
                           '4096b --thinpool disks-pool disks'],
                          self.command.ran)
 
+    def lose(self):
+        """As a power cut in an lvcreate leaves it."""
+        self.command.answer('lvcreate', exception.CommandFailed(
+            command='lvcreate', host='node1', reason='Logical Volume '
+            '"volume-1" already exists in volume group "disks"'), '')
+        self.command.fail('lvchange --activate y disks/volume-1',
+                          'device-mapper: reload ioctl on  (253:6) failed: '
+                          'No data available')
+
+    def test_volume_that_was_lost_as_it_was_made_is_made_again(self):
+        self.lose()
+        self.assertTrue(self.group.create('volume-1', 4096, frozenset()))
+        self.assertEqual(
+            ['lvcreate', 'lvchange', 'lvremove', 'lvcreate'],
+            [line.split()[0] for line in self.command.ran])
+
+    def test_volume_that_is_there_is_not_made_again(self):
+        self.lose()
+        self.patch('os.path.exists', return_value=True)
+        self.assertFalse(self.group.create('volume-1', 4096, frozenset()))
+        self.assertEqual([], self.command.ran_of('lvremove'))
+
+    def test_volume_that_is_not_active_for_another_reason_is_kept(self):
+        self.lose()
+        self.command.fail('lvchange', 'Input/output error')
+        self.assertRaises(exception.CommandFailed, self.group.create,
+                          'volume-1', 4096, frozenset())
+        self.assertEqual([], self.command.ran_of('lvremove'))
+
     def test_capacity_is_that_of_the_pool(self):
         self.command.answer('lvs', lvs(self.pool(), row()))
         capacity = self.group.capacity()
@@ -429,6 +459,24 @@ class CheckTest(GroupTestCase):
     def test_volumes_are_activated(self):
         self.group.check()
         self.assertIn('vgchange --activate y disks', self.command.ran)
+
+    def test_volume_that_is_lost_does_not_keep_the_others_away(self):
+        self.command.fail('vgchange', 'reload ioctl failed: No data available')
+        self.command.answer('lvs', lvs(row(lv_attr='Vwi---tz--'),
+                                       row('disks-pool'), row('volume-2')))
+        with self.assertLogs('cinder_localstor.node.lvm') as logged:
+            self.group.check()
+        self.assertIn('volume-1', logged.output[0])
+        self.assertNotIn('volume-2', logged.output[0])
+        self.assertEqual(4096, self.group.block_size())
+
+    @ddt.data('disks-pool', '')
+    def test_group_without_its_pool_is_refused(self, inactive):
+        self.command.fail('vgchange', 'check of pool failed')
+        self.command.answer('lvs', lvs(
+            row('disks-pool', lv_attr='twi---tz--' if inactive
+                else 'twi-aotz--')))
+        self.assertRaises(exception.CommandFailed, self.group.check)
 
     def test_volumes_are_hidden_before_they_are_activated(self):
         self.command.fail('vgchange', 'no')
