@@ -195,7 +195,9 @@ SERVICES = (
             '/etc/cinder/cinder.conf': services.Link(
                 _cinder_config(place))},
         environment=lambda place: {
-            'PYTHONPATH': str(place.layout.repository / 'lab' / 'site')},
+            # The driver of this repository, wherever one is installed
+            'PYTHONPATH': f'{place.layout.repository / "lab" / "site"}:'
+                          f'{place.layout.repository}'},
         prepare=_cinder_prepare,
         after=('iscsid', 'tgtd'),
         ready=lambda place: services.Probe(

@@ -89,7 +89,9 @@ class LabTestCase(testtools.TestCase):
             [os.path.join(os.path.dirname(sys.executable),
                           'cinder-localstor'),
              '--config-file', '/etc/cinder/cinder.conf', *arguments],
-            check=False, timeout=PATIENCE, environment={'COLUMNS': '200'})
+            check=False, timeout=PATIENCE, environment={
+                'COLUMNS': '200',
+                'PYTHONPATH': str(self.cloud.layout.repository)})
 
     def log_of(self, node):
         """What cinder-volume has logged on a node."""
