@@ -67,6 +67,13 @@ class LVMLooksIntoVolumes(LocalStorException):
                 "devices file, see lvmdevices(8).")
 
 
+class PoolDoesNotZero(LocalStorException):
+    message = _("Thin pool '%(pool)s' on %(host)s hands out blocks with what "
+                "other volumes have left in them, so one tenant could read "
+                "another's data. Run 'lvchange --zero y %(pool)s', and wipe "
+                "or remove the volumes that were made in it before.")
+
+
 class NotEnoughSpace(LocalStorException):
     message = _("Volume group '%(group)s' on %(host)s has %(free)s of the "
                 "%(needed)s that '%(name)s' needs. Free some space or extend "

@@ -117,6 +117,7 @@ class VolumeGroup(abc.ABC):
     def check(self) -> None:
         """:raises VolumeGroupMissing: there is no such group
         :raises LVMLooksIntoVolumes: guests' groups could be activated
+        :raises PoolDoesNotZero: volumes would show what others have left
         """
 
     @abc.abstractmethod

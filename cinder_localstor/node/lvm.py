@@ -77,6 +77,8 @@ def parse_logical_volumes(text: str) -> dict[str, dict[str, Any]]:
                 'open': row['lv_attr'][5] == 'o',
                 # and the fifth 'active'
                 'active': row['lv_attr'][4] == 'a',
+                # and the eighth that a pool zeroes what it hands out
+                'zeroes': row['lv_attr'][7] == 'z',
                 'pool': row['pool_lv'],
                 'data_percent': float(row['data_percent'] or 0),
             }
@@ -163,12 +165,17 @@ class LVMVolumeGroup(interface.VolumeGroup):
                 group=self.name, host=self._command.host,
                 option=self._option) from error
         self._check_filter()
-        has_pool = self._pool in self._report()
+        pool = self._report().get(self._pool)
         if self._type == 'auto':
-            self._type = 'thin' if has_pool else 'default'
-        if self.thin and not has_pool:
+            self._type = 'thin' if pool else 'default'
+        if self.thin and not pool:
+            # Whatever lvm.conf(5), allocation/thin_pool_zero, says
             self._run('lvcreate', '--yes', '--thinpool', self._pool,
-                      '--extents', POOL_SHARE, self.name)
+                      '--zero', 'y', '--extents', POOL_SHARE, self.name)
+        elif pool and self.thin and not pool['zeroes']:
+            raise exception.PoolDoesNotZero(
+                pool='%s/%s' % (self.name, self._pool),
+                host=self._command.host)
         udev.hide_group(self._command, self.name)
         self._activate_all()
         self._disks = self._read_disks()

@@ -76,6 +76,28 @@ class LostTest(LVMTestCase):
         self.create(volume_type='thin', node=self.node)
 
 
+class ZeroTest(LVMTestCase):
+
+    def test_h30_pool_that_does_not_zero_is_refused(self):
+        self.node.run(['lvchange', '--zero', 'n', '%s/%s-pool' % (GROUP,
+                                                                  GROUP)])
+        self.addCleanup(self.zero_again)
+        self.node.service('cinder-volume').stop()
+        self.node.service('cinder-volume').start(wait=False)
+        self.wait_for('the backend says no', lambda: (
+            'lvchange --zero y' in self.log_of(self.node)))
+        # Nobody reads what another tenant has left: there is no volume.
+        volume = self.user.request_volume('of-a-user', 1, 'thin',
+                                          self.node.name)
+        self.volumes.append(volume)
+        self.user.wait_for_status(volume, 'error')
+
+    def zero_again(self):
+        self.node.run(['lvchange', '--zero', 'y', '%s/%s-pool' % (GROUP,
+                                                                  GROUP)])
+        self.node.service('cinder-volume').restart()
+
+
 class SuspendedTest(LVMTestCase):
 
     def test_h32_pool_that_a_dead_command_left_suspended_is_resumed(self):

@@ -35,7 +35,7 @@ class ParseTest(base.TestCase):
         self.assertEqual(
             {'volume-1': {'size': units.Gi,
                           'tags': frozenset(['localstor.move=m', 'other']),
-                          'open': True, 'active': True,
+                          'open': True, 'active': True, 'zeroes': True,
                           'pool': 'disks-pool',
                           'data_percent': 12.5}},
             lvm.parse_logical_volumes(lvs(row(
@@ -537,12 +537,30 @@ class CheckTest(GroupTestCase):
         if disk == '/dev/null':
             raise FileNotFoundError(disk)
 
+    @staticmethod
+    def pool(attributes='twi-aotz--'):
+        return row('disks-pool', lv_attr=attributes)
+
+    @ddt.data('thin', 'auto')
+    def test_pool_that_does_not_zero_is_refused(self, kind):
+        self.command.answer('lvs', lvs(self.pool('twi-aot---')))
+        error = self.assertRaises(exception.PoolDoesNotZero,
+                                  self.make(kind).check)
+        for part in ('disks/disks-pool', 'node1', 'lvchange --zero y'):
+            self.assertIn(part, str(error))
+        self.assertNotIn('vgchange --activate y disks', self.command.ran)
+
+    def test_pool_of_others_may_do_as_it_likes(self):
+        self.command.answer('lvs', lvs(self.pool('twi-aot---')))
+        self.make('default').check()
+
     def test_pool_is_made_once(self):
         group = self.make('thin')
         group.check()
-        self.assertEqual(['lvcreate --yes --thinpool disks-pool --extents '
-                          '95%VG disks'], self.command.ran_of('lvcreate'))
-        self.command.answer('lvs', lvs(row('disks-pool')))
+        self.assertEqual(['lvcreate --yes --thinpool disks-pool --zero y '
+                          '--extents 95%VG disks'],
+                         self.command.ran_of('lvcreate'))
+        self.command.answer('lvs', lvs(self.pool()))
         group.check()
         self.assertEqual(1, len(self.command.ran_of('lvcreate')))
 
@@ -550,7 +568,7 @@ class CheckTest(GroupTestCase):
         group = self.make('auto')
         group.check()
         self.assertFalse(group.thin)
-        self.command.answer('lvs', lvs(row('disks-pool')))
+        self.command.answer('lvs', lvs(self.pool()))
         group = self.make('auto')
         group.check()
         self.assertTrue(group.thin)
