@@ -75,9 +75,9 @@ class PoolDoesNotZero(LocalStorException):
 
 
 class NotEnoughSpace(LocalStorException):
-    message = _("Volume group '%(group)s' on %(host)s has %(free)s of the "
-                "%(needed)s that '%(name)s' needs. Free some space or extend "
-                "the group with 'vgextend'.")
+    message = _("Volume group or pool '%(group)s' on %(host)s has %(free)s of "
+                "the %(needed)s that '%(name)s' needs. Free some space, or "
+                "extend the group with 'vgextend', a pool with 'lvextend'.")
 
 
 class SnapshotsNotSupported(LocalStorException):

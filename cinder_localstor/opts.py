@@ -46,6 +46,13 @@ LOCALSTOR_OPTS = [
                help='How many MiB per second of a volume arrive here whatever '
                     'its guest does, so that every move ends. dm-clone does '
                     'not heed it.'),
+    cfg.IntOpt('localstor_pool_limit',
+               default=95, min=1, max=100,
+               help='How full in percent a thin pool may get, its data or its '
+                    'metadata, by volumes that arrive here. A move that needs '
+                    'more is refused. When the pool is as full for another '
+                    'reason, nothing is copied until there is space again; '
+                    'guests go on.'),
     cfg.StrOpt('localstor_verify',
                default='off',
                choices=[('off', 'nothing'),

@@ -203,7 +203,9 @@ def _read(kind: type, metadata: dict[str, str], prefix: str
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name](metadata[prefix + field.name])
             for field in dataclasses.fields(kind)
-            if hints[field.name] in (str, int)}
+            if hints[field.name] in (str, int)
+            and (prefix + field.name in metadata
+                 or field.default is dataclasses.MISSING)}
 
 
 def _words(text: str) -> tuple[str, ...]:

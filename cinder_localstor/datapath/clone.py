@@ -92,8 +92,11 @@ class CloneEngine(engine.Engine):
         return parse_status(device.status[0].arguments)
 
     def throttle(self, move: transfer.Transfer, limit: int | None) -> None:
-        # dm-clone has no such thing.
-        pass
+        # dm-clone knows no rate.  Hydration that was stopped is begun again
+        # as any that is found to be off.
+        if limit == 0:
+            self._node.device_mapper.message(
+                self.node_name(move.destination_name), 'disable_hydration')
 
     def remove(self, move: transfer.Transfer) -> None:
         self._node.device_mapper.remove(

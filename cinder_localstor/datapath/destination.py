@@ -4,10 +4,13 @@
 from collections.abc import Container
 import re
 
+from oslo_concurrency import lockutils
+
 from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import regions
+from cinder_localstor.datapath import space
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.node import interface
@@ -33,6 +36,7 @@ class Destination:
         self._node = node
         self._engines = paths
         self._handles = handles.Handles(node)
+        self.space = space.Space(node.volumes, paths.configuration)
 
     def check(self) -> None:
         """:raises NoDataPath: volumes can't move to this node"""
@@ -43,15 +47,17 @@ class Destination:
                 ) -> dict[str, str]:
         """Whether a volume can move here; what the source has to know.
 
-        No command is run for it.  Whether there is space is seen when the
-        volume is made.
+        No command is run for it, but one where there is a thin pool.  Whether
+        there is space enough is seen when the volume is made.
 
         :param block_size: bytes of a logical block at the source
         :param portal: where the source will be found
         :returns: `initiator`, the IQN that will ask for the source, the
-            `address` that it will ask from, and the `engine` that the move
-            will get
+            `address` that it will ask from, the `engine` that the move will
+            get, and whether the pool is `thin`, if it is: then it needs to
+            know how much comes
         :raises BlockSizesDiffer: the disks here have other blocks
+        :raises NotEnoughSpace: the thin pool takes nothing more
         """
         group = self._node.volumes
         found = group.block_size()
@@ -59,17 +65,35 @@ class Destination:
             raise exception.BlockSizesDiffer(
                 group=group.name, host=host, found=found,
                 expected=block_size)
+        self.space.check('', 0)
         initiator = self._node.initiator
         return {'initiator': initiator.name(),
                 'address': initiator.address_towards(portal),
-                'engine': self._engines.chosen().name}
+                'engine': self._engines.chosen().name,
+                **({'thin': 'yes'} if group.thin else {})}
 
     def create_destination(self, move: transfer.Transfer) -> None:
-        """Make the logical volume that the data will arrive on."""
-        self._node.volumes.create(
-            move.destination_name, move.size,
-            transfer.tags(volume=move.volume_id, generation=move.generation,
-                          move=move.move_id))
+        """Make the logical volume that the data will arrive on.
+
+        Its tags say how much of a thin pool is to come, so that of two moves
+        that begin together the second sees what the first will need.
+
+        :raises NotEnoughSpace: there is too little for it
+        """
+        volumes = self._node.volumes
+        needed = self._needed(move) if volumes.thin else None
+        with lockutils.lock('localstor-space-' + volumes.name):
+            self.space.check(move.destination_name, needed or 0)
+            volumes.create(
+                move.destination_name, move.size, transfer.tags(
+                    volume=move.volume_id, generation=move.generation,
+                    move=move.move_id, needs=needed))
+
+    def _needed(self, move: transfer.Transfer) -> int:
+        """Bytes that a move brings at most, but for what a guest writes."""
+        if self._engine(move).keeps_holes and move.content >= 0:
+            return move.content
+        return move.size
 
     def create_map(self, move: transfer.Transfer) -> None:
         """Make the region map; only before the volume is first used."""
@@ -205,8 +229,10 @@ class Destination:
 
     def keep_destination(self, move: transfer.Transfer) -> None:
         """Let the logical volume's tags say that it is complete."""
-        self._node.volumes.retag(move.destination_name, add=frozenset(),
-                                 remove=transfer.tags(move=move.move_id))
+        volumes = self._node.volumes
+        needed = self._needed(move) if volumes.thin else None
+        volumes.retag(move.destination_name, add=frozenset(),
+                      remove=transfer.tags(move=move.move_id, needs=needed))
 
     def remove_handle(self, move: transfer.Transfer) -> None:
         """Remove the handle.

@@ -53,6 +53,8 @@ class Engine(abc.ABC):
     blank: int
     # It can compare what it has copied with the source.
     verifies = False
+    # Zeros that it copies take no space of a thin pool.
+    keeps_holes = False
 
     def __init__(self, node: interface.Node) -> None:
         self._node = node
@@ -100,7 +102,10 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def throttle(self, move: transfer.Transfer, limit: int | None) -> None:
-        """Copy at most `limit` bytes per second, None for no limit."""
+        """Copy at most `limit` bytes per second, None for no limit.
+
+        0 stops every engine, also one that knows no other limit.
+        """
 
     def settle(self, move: transfer.Transfer) -> None:
         """Make all that has arrived durable, and the map that says so.

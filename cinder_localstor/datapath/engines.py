@@ -20,7 +20,7 @@ class Engines:
     """All engines: a move keeps the one that it began with."""
 
     def __init__(self, node: interface.Node, configuration: Any) -> None:
-        self._configuration = configuration
+        self.configuration = configuration
         self._engines: dict[str, engine.Engine] = {
             # The one that is wanted by 'auto' first
             hydrator.NAME: hydrator.HydratorEngine(node, configuration),
@@ -44,13 +44,13 @@ class Engines:
 
     def _check_verification(self, name: str) -> None:
         """:raises NotVerifiable: it can't compare what the option wants"""
-        verify = self._configuration.localstor_verify
+        verify = self.configuration.localstor_verify
         if (verify != interface.NOT_VERIFIED
                 and not self._engines[name].verifies):
             raise exception.NotVerifiable(verify=verify, engine=name)
 
     def _choose(self) -> str:
-        wanted = self._configuration.localstor_data_path
+        wanted = self.configuration.localstor_data_path
         if wanted != AUTO:
             self._engines[wanted].check()
             return wanted

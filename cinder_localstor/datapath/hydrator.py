@@ -51,6 +51,7 @@ class HydratorEngine(engine.Engine):
     name = NAME
     blank = SUPERBLOCKS * regions.BLOCK
     verifies = True
+    keeps_holes = True
 
     def __init__(self, node: interface.Node, configuration: Any) -> None:
         super().__init__(node)

@@ -22,6 +22,17 @@ class Source:
         """Where a move's source will be found; makes up its secret."""
         return self._node.target.describe(move_id, initiator, address)
 
+    def content(self, name: str) -> int:
+        """Bytes of a copy that were ever written, -1 if that is not known.
+
+        Of one that arrives itself most may be still to come.
+        """
+        pool = self._node.volumes.pool()
+        volume = pool.volumes.get(name) if pool else None
+        if volume is None or 'move' in transfer.read_tags(volume.tags):
+            return -1
+        return volume.used
+
     def export_source(self, move: transfer.Transfer) -> None:
         """Export the handle, read-only, to the destination's initiator.
 

@@ -32,6 +32,8 @@ class Transfer:
     :ivar threshold: batches that are copied at the same time
     :ivar batch: regions that are copied in one go
     :ivar export: where the source copy is found
+    :ivar content: bytes that the source copy holds, -1 where that is not
+        known, or was not when the move began
     """
 
     move_id: str
@@ -48,10 +50,15 @@ class Transfer:
     threshold: int
     batch: int
     export: interface.Export
+    content: int = -1
 
     def as_dict(self) -> dict[str, Any]:
         """A form that RPC can carry."""
-        return dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        if self.content < 0:
+            # Peers of an earlier version know no such field.
+            del values['content']
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> 'Transfer':

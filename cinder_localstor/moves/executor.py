@@ -312,11 +312,12 @@ class Facts:
                                                    self._move.volume_id)
                 if other.move_id != self._move.move_id]
 
-    def _all_sealed(self) -> bool:
-        return all('seal_source' in other.done for other in self._others()
-                   if other.state == table.State.MIGRATING
-                   and other.transfer.generation
-                   < self._move.transfer.generation)
+    def _may_copy(self) -> bool:
+        sealed = all('seal_source' in other.done for other in self._others()
+                     if other.state == table.State.MIGRATING
+                     and other.transfer.generation
+                     < self._move.transfer.generation)
+        return sealed and self._arriving.space.has_room()
 
     def _source_free(self) -> bool:
         copy = self._move.transfer.source_name

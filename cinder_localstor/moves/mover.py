@@ -97,6 +97,8 @@ class Mover:
             engine=answer.get('engine', clone.TARGET),
             export=self._source.describe_export(
                 move_id, answer['initiator'], answer['address']),
+            content=(self._source.content(volume.name)
+                     if answer.get('thin') else -1),
             **destination.choose_regions(volume.size * units.Gi,
                                          self._configuration))
         # Before the row is there for the periodic task to find

@@ -60,6 +60,7 @@ class Facts:
     :ivar maps: logical volumes of the group for region maps, if it is
         another
     :ivar down: hosts of volume services that are down
+    :ivar pool: the thin pool, if there is one
     :ivar suspended: full names of logical volumes that answer nothing
     """
 
@@ -74,6 +75,7 @@ class Facts:
     devices: dict[str, interface.Device] | None
     exported: set[str] | None
     connected: dict[str, str] | None
+    pool: interface.Pool | None = None
     suspended: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
 
@@ -195,6 +197,7 @@ def look(ctxt: context.RequestContext, host: str, node: interface.Node
         exported=ask(node.target.exported) if exports else set(),
         connected=ask(node.initiator.connected),
         passing=rows.passing_copies(ctxt, host),
+        pool=ask(node.volumes.pool),
         suspended=tuple('%s/%s' % (group.name, name)
                         for group in {node.volumes, node.metadata}
                         for name in sorted(group.suspended())),
@@ -301,6 +304,8 @@ class _Judge:
         copies += self._leftovers()
         problems = [*facts.failures, *map(_suspended_volume,
                                           facts.suspended)]
+        if facts.pool and (full := self._arriving.space.problem(facts.pool)):
+            problems.append(full)
         return Backend(host=facts.host, problems=tuple(problems),
                        copies=tuple(sorted(copies, key=_order)))
 

@@ -61,6 +61,8 @@ class Scheduler:
         # Moves that a user waits for; another that is still preparing has
         # been broken off.
         self._beginning: set[str] = set()
+        # Moves that no full pool holds up, as far as this process knows
+        self._flowing: set[str] = set()
 
     @contextlib.contextmanager
     def beginning(self, move_id: str) -> Iterator[None]:
@@ -102,6 +104,7 @@ class Scheduler:
         if not moves:
             return
         limit = self._share_of_rate(owned)
+        self._look_at_space(owned)
         devices = self._node.device_mapper.devices()
         for move in moves:
             self._busy.add(move.move_id)
@@ -116,7 +119,35 @@ class Scheduler:
         arriving = sum(map(_is_hydrating, owned))
         return rate // arriving if rate and arriving else None
 
-    def _throttle(self, move: rows.Move, limit: int) -> None:
+    def _look_at_space(self, owned: list[rows.Move]) -> None:
+        if any(move.state == table.State.MIGRATING for move in owned):
+            try:
+                self._arriving.space.look()
+            except exception.LocalStorException as error:
+                LOG.error('How full the thin pool is can not be read: %s',
+                          error)
+
+    def _pace(self, move: rows.Move, limit: int | None) -> rows.Move:
+        """Let a move copy as fast as it may now."""
+        if not self._arriving.space.has_room():
+            self._flowing.discard(move.move_id)
+            self._throttle(move, 0)
+        elif self._node.volumes.thin and move.move_id not in self._flowing:
+            # A helper that was stopped does not know why.
+            self._throttle(move, limit)
+            self._flowing.add(move.move_id)
+            return rows.record_problem(context.get_admin_context(), move, '')
+        elif limit is not None:
+            self._throttle(move, limit)
+        return move
+
+    def _tell_of_space(self, ctxt: context.RequestContext, move_id: str
+                       ) -> None:
+        move = rows.get(ctxt, move_id)
+        if move is not None and not self._arriving.space.has_room():
+            rows.record_problem(ctxt, move, self._arriving.space.full)
+
+    def _throttle(self, move: rows.Move, limit: int | None) -> None:
         try:
             self._arriving.throttle(move.transfer, limit)
         except exception.LocalStorException as error:
@@ -158,13 +189,15 @@ class Scheduler:
             move = rows.get(ctxt, move_id)
             if move is None or move_id in self._beginning:
                 return
-            if limit is not None and _is_hydrating(move):
-                self._throttle(move, limit)
+            if _is_hydrating(move):
+                move = self._pace(move, limit)
             if (move.state in table.UNDONE_BY_FAILURE
                     and self._executor.owns(move)):
                 self._executor.undo(ctxt, move)
             else:
-                self._executor.drive(ctxt, move_id, devices)
+                state = self._executor.drive(ctxt, move_id, devices)
+                if state is table.State.MIGRATING:
+                    self._tell_of_space(ctxt, move_id)
         except exception.MoveChanged as error:
             LOG.info('%s', error)
         except Exception as error:

@@ -12,7 +12,8 @@ fact                    known by  is true when
 ``written``             engine    it was
 ``source_unused``       source    only the export has its handle open
 ``all_local``           engine    every region has arrived
-``all_sealed``          database  no copy further back can be written
+``may_copy``            both      no copy further back can be written, and
+                                  there is space for what comes
 ``source_free``         database  no other move uses the source's copy
 ``passed_on``           database  the volume has arrived at a third node and
                                   has given its source, this copy, back
@@ -126,7 +127,7 @@ DISMANTLE = _destination('remove_handle', 'disconnect_source',
                          'remove_engine', 'remove_map')
 
 # What is copied through a chain comes from its first copy.
-START_HYDRATION = Step(Side.DESTINATION, 'start_hydration', when='all_sealed')
+START_HYDRATION = Step(Side.DESTINATION, 'start_hydration', when='may_copy')
 
 # A copy that another move arrives at, or reads, is not in the way of the
 # volume: it can wait.

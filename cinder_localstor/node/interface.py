@@ -19,12 +19,31 @@ SECTOR = 512
 
 @dataclasses.dataclass(frozen=True)
 class LogicalVolume:
-    """A logical volume; `size` in bytes."""
+    """A logical volume; `size` in bytes, `used` those it has of its pool."""
 
     name: str
     size: int
     tags: frozenset[str] = frozenset()
     is_open: bool = False
+    used: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """A thin pool.
+
+    :ivar name: with its group's
+    :ivar size: bytes for data
+    :ivar data: the share of them that is used, from 0 to 1
+    :ivar metadata: the share of the space for metadata that is used
+    :ivar volumes: what is in it
+    """
+
+    name: str
+    size: int
+    data: float
+    metadata: float
+    volumes: dict[str, LogicalVolume]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +146,13 @@ class VolumeGroup(abc.ABC):
     @abc.abstractmethod
     def capacity(self) -> Capacity:
         """Space of the group."""
+
+    @abc.abstractmethod
+    def pool(self) -> Pool | None:
+        """The thin pool with its volumes, from a single call.
+
+        None, without a call, of a thick group.
+        """
 
     @abc.abstractmethod
     def block_size(self) -> int:

@@ -81,6 +81,7 @@ def parse_logical_volumes(text: str) -> dict[str, dict[str, Any]]:
                 'zeroes': row['lv_attr'][7] == 'z',
                 'pool': row['pool_lv'],
                 'data_percent': float(row['data_percent'] or 0),
+                'metadata_percent': float(row['metadata_percent'] or 0),
             }
         except (ValueError, LookupError) as error:
             raise exception.OutputNotUnderstood(line=str(row),
@@ -248,15 +249,35 @@ class LVMVolumeGroup(interface.VolumeGroup):
         return parse_logical_volumes(self._run(
             'lvs', '--reportformat', 'json', '--units', 'b', '--nosuffix',
             '--options',
-            'lv_name,lv_size,lv_tags,lv_attr,pool_lv,data_percent',
-            self.name))
+            'lv_name,lv_size,lv_tags,lv_attr,pool_lv,data_percent,'
+            'metadata_percent', self.name))
 
     def logical_volumes(self) -> dict[str, interface.LogicalVolume]:
-        return {name: interface.LogicalVolume(name=name, size=row['size'],
-                                              tags=row['tags'],
-                                              is_open=row['open'])
-                for name, row in self._report().items()
-                if name != self._pool}
+        return self._volumes(self._report())
+
+    def _volumes(self, report: dict[str, dict[str, Any]]
+                 ) -> dict[str, interface.LogicalVolume]:
+        return {name: interface.LogicalVolume(
+            name=name, size=row['size'], tags=row['tags'],
+            is_open=row['open'],
+            used=int(row['size'] * row['data_percent'] / 100))
+            for name, row in report.items() if name != self._pool}
+
+    def pool(self) -> interface.Pool | None:
+        if not self.thin:
+            return None
+        report = self._report()
+        try:
+            pool = report[self._pool]
+        except KeyError as error:
+            raise exception.LogicalVolumeMissing(
+                group=self.name, name=self._pool, host=self._command.host
+            ) from error
+        return interface.Pool(
+            name='%s/%s' % (self.name, self._pool), size=pool['size'],
+            data=pool['data_percent'] / 100,
+            metadata=pool['metadata_percent'] / 100,
+            volumes=self._volumes(report))
 
     def capacity(self) -> interface.Capacity:
         report = self._report()

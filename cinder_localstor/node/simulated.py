@@ -130,6 +130,14 @@ class Disk:
     regions: dict[int, str] = dataclasses.field(default_factory=dict)
     durable: dict[int, str] = dataclasses.field(default_factory=dict)
 
+    @property
+    def used(self) -> int:
+        """Bytes of a thin pool; zeros need none, and maps hardly any."""
+        if any('.map=' in tag for tag in self.tags):
+            return 0
+        return (sum(map(bool, self.regions.values()))
+                * REGION * interface.SECTOR)
+
     def flush(self) -> None:
         """Empty the cache to the disk."""
         self.durable = dict(self.regions)
@@ -166,6 +174,9 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         self.abandoned: set[str] = set()
         # What LVM knows and the thin pool does not
         self.lost: set[str] = set()
+        # Bytes of a thin pool, if there is one, and how full its metadata are
+        self.pool_size = 0
+        self.pool_metadata = 0.0
 
     def check(self) -> None:
         self.resume_abandoned()
@@ -177,7 +188,20 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
 
     @property
     def thin(self) -> bool:
-        return False
+        return bool(self.pool_size)
+
+    @_fallible
+    def _look_at_pool(self) -> interface.Pool:
+        volumes = {name: interface.LogicalVolume(
+            name, disk.size, disk.tags, used=disk.used)
+            for name, disk in self.disks.items()}
+        used = sum(volume.used for volume in volumes.values())
+        return interface.Pool(
+            self.name + '/pool', self.pool_size, used / self.pool_size,
+            self.pool_metadata, volumes)
+
+    def pool(self) -> interface.Pool | None:
+        return self._look_at_pool() if self.thin else None
 
     def capacity(self) -> interface.Capacity:
         used = sum(disk.size for disk in self.disks.values())
@@ -204,13 +228,14 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
             self.lost.remove(name)
             del self.disks[name]
         free = self.capacity().free
-        if size > free:
+        if size > free and not self.thin:
             raise exception.NotEnoughSpace(
                 group=self.name, host=self.faults.host, name=name,
                 free=free, needed=size)
         # What the disk held before belongs to somebody else.
-        self.disks[name] = Disk(size, tags, {number: 'an old tenant'
-                                             for number in range(64)})
+        self.disks[name] = Disk(size, tags, {
+            number: 'an old tenant' for number in range(64)
+            if not self.thin})
         self.disks[name].flush()
         return True
 
@@ -420,9 +445,14 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
 
     @_fallible
     def message(self, name: str, text: str) -> None:
-        assert text in ('enable_hydration', 'fail_if_no_path'), text
-        if text == 'enable_hydration':
-            self.nodes[name].hydrating = True
+        assert text in ('enable_hydration', 'disable_hydration',
+                        'fail_if_no_path'), text
+        if name not in self.nodes:
+            raise exception.CommandFailed(
+                command='message ' + name, host=self.faults.host,
+                reason='No such device')
+        if text != 'fail_if_no_path':
+            self.nodes[name].hydrating = text == 'enable_hydration'
 
     @_fallible
     def remove(self, name: str) -> None:
@@ -591,6 +621,7 @@ class Process:
 
     arrival: Arrival
     started: bool = False
+    limit: int | None = None
 
 
 class SimulatedHydrators(interface.Hydrators):
@@ -648,7 +679,11 @@ class SimulatedHydrators(interface.Hydrators):
 
     @_fallible
     def throttle(self, copy: str, limit: int | None, minimum: int) -> None:
-        pass
+        if copy not in self.processes:
+            raise exception.CommandFailed(
+                command='throttle ' + copy, host=self.faults.host,
+                reason='nobody answers')
+        self.processes[copy].limit = limit
 
     @_fallible
     def end(self, copy: str) -> None:
@@ -667,7 +702,7 @@ class SimulatedHydrators(interface.Hydrators):
     def copy_in_background(self, most: int) -> None:
         """What the helpers copy in a while, see `SimulatedNode.hydrate`."""
         for process in self.processes.values():
-            if process.started:
+            if process.started and process.limit != 0:
                 process.arrival.hydrate(most)
 
 

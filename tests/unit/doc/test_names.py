@@ -78,7 +78,7 @@ class NamesTest(base.BaseTestCase):
         facts |= {step.when for rules in table.TABLE.values()
                   for step in rules.steps if step.when}
         described = re.findall(r'^``(\w+)`` +'
-                               r'(?:steps|database|engine|source) ',
+                               r'(?:steps|database|engine|source|both) ',
                                page, re.MULTILINE)
         self.assertEqual(sorted(facts), sorted(described))
 

@@ -102,6 +102,140 @@ class FirstAttachTest(MoverTestCase):
         self.assert_whole()
 
 
+class SpaceTest(MoverTestCase):
+    """The destination has a thin pool that is small."""
+
+    hold_up = 3
+
+    def setUp(self):
+        super().setUp()
+        self.node = self.cloud.nodes[base.B]
+        self.pool(5 * units.Gi)
+
+    def pool(self, size, host=base.B):
+        self.cloud.nodes[host].volumes.pool_size = size
+
+    def fill(self, share):
+        """Let others take a share of the pool."""
+        volumes = self.node.volumes
+        needed = int(volumes.pool_size * share) // (64 * units.Mi)
+        volumes.disks['others'] = simulated.Disk(
+            units.Gi, frozenset(), {number: 'x' for number in range(needed)})
+
+    def arrived(self):
+        copy = self.cloud.row(self.volume).name
+        return self.node.volumes.disks[copy].used
+
+    def problem(self):
+        return rows.for_volume(self.ctxt, self.volume.id)[0].problem
+
+    def assert_refused(self, volume=None):
+        error = self.assertRaises(exception.PeerFailed, self.cloud.move,
+                                  volume or self.volume)
+        self.assertEqual('NotEnoughSpace', error.kind)
+        self.assertIn('group/pool', str(error))
+
+    def test_move_into_a_full_pool_is_refused(self):
+        self.fill(0.9)
+        self.assert_refused()
+        self.cloud.settle()
+        self.assertEqual(base.A, self.cloud.host_of(self.volume))
+        self.assertEqual(['others'], list(self.node.volumes.disks))
+
+    def test_pool_with_full_metadata_is_refused_before_anything_is_made(self):
+        self.node.volumes.pool_metadata = 0.96
+        with mock.patch.object(rows, 'begin') as begun:
+            self.assert_refused()
+        begun.assert_not_called()
+
+    def test_second_of_two_moves_is_refused_if_both_are_too_much(self):
+        self.pool(int(1.9 * units.Gi))
+        second = self.cloud.create_volume()
+        self.cloud.move(self.volume)
+        self.assertEqual(0, self.arrived())
+        self.assert_refused(second)
+        self.cloud.settle()
+        self.assertEqual(base.A, self.cloud.host_of(second))
+
+    def test_what_has_arrived_is_not_counted_twice(self):
+        self.pool(int(2.5 * units.Gi))
+        second = self.cloud.create_volume()
+        self.cloud.move(self.volume)
+        for _time in range(2):
+            self.cloud.watch()
+        self.node.hydrate(8)
+        self.cloud.move(second)
+        self.cloud.settle()
+        self.assertEqual(base.B, self.cloud.host_of(second))
+
+    def test_thick_group_is_not_asked(self):
+        self.pool(0)
+        self.cloud.move(self.volume)
+        self.cloud.settle()
+        self.assertNotIn('SimulatedVolumeGroup._look_at_pool', [
+            name for name, _nth in self.node.faults.seen])
+
+    def test_hydration_stops_before_the_pool_is_full_and_goes_on(self):
+        self.cloud.move(self.volume)
+        for _time in range(2):
+            self.cloud.watch()
+        self.node.hydrate(self.hold_up)
+        before = self.arrived()
+        self.assertGreater(before, 0)
+        self.fill(0.95)
+        for _time in range(3):
+            self.cloud.watch()
+            self.cloud.hydrate()
+        self.assertEqual(before, self.arrived())
+        for part in ('group/pool', 'lvextend'):
+            self.assertIn(part, self.problem())
+        self.assertIn(self.problem(), [
+            text for _host, _copy, text in self.cloud.report(
+                base.B).found()])
+        # The guest goes on, and a restart of the driver changes nothing.
+        self.cloud.write(self.volume, 12, 'written')
+        self.cloud.boot(base.B)
+        self.cloud.watch()
+        self.cloud.hydrate()
+        self.assertEqual(before + 64 * units.Mi, self.arrived())
+        del self.node.volumes.disks['others']
+        self.cloud.watch()
+        self.cloud.watch()
+        self.assertEqual('', self.problem())
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_pool_is_looked_at_once_for_all_moves(self):
+        self.pool(9 * units.Gi)
+        for volume in (self.volume, *(self.cloud.create_volume()
+                                      for _time in range(4))):
+            self.cloud.move(volume)
+        for _time in range(3):
+            self.node.faults.forget()
+            self.cloud.watch()
+        self.assertEqual(1, [name for name, _nth in self.node.faults.seen
+                             ].count('SimulatedVolumeGroup._look_at_pool'))
+
+
+class HydratorSpaceTest(SpaceTest):
+
+    data_path = 'hydrator'
+
+    def test_volume_that_is_mostly_empty_needs_little(self):
+        self.pool(units.Gi, base.A)
+        volume = self.cloud.create_volume()
+        for number in range(4, 16):
+            self.cloud.content[volume.id][number] = ''
+            self.cloud.nodes[base.A].volumes.disks[
+                self.cloud.row(volume).name].regions[number] = ''
+        self.pool(units.Gi // 2)
+        self.cloud.move(volume)
+        self.cloud.settle()
+        self.assertEqual(base.B, self.cloud.host_of(volume))
+        self.assertEqual(self.cloud.content[volume.id],
+                         self.cloud.read(volume))
+
+
 class LostTest(MoverTestCase):
     """The thin pool of a destination has lost a copy in a power cut."""
 

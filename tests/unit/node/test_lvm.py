@@ -17,7 +17,7 @@ from tests.unit.node import fakes
 def row(name='volume-1', **more):
     return {'lv_name': name, 'lv_size': str(units.Gi), 'lv_tags': '',
             'lv_attr': '-wi-a-----', 'pool_lv': '', 'data_percent': '',
-            **more}
+            'metadata_percent': '', **more}
 
 
 def lvs(*rows):
@@ -37,7 +37,7 @@ class ParseTest(base.TestCase):
                           'tags': frozenset(['localstor.move=m', 'other']),
                           'open': True, 'active': True, 'zeroes': True,
                           'pool': 'disks-pool',
-                          'data_percent': 12.5}},
+                          'data_percent': 12.5, 'metadata_percent': 0}},
             lvm.parse_logical_volumes(lvs(row(
                 lv_tags='localstor.move=m,other', lv_attr='Vwi-aotz--',
                 pool_lv='disks-pool', data_percent='12.50'))))
@@ -229,6 +229,10 @@ class ThickTest(GroupTestCase):
                           capacity.provisioned, capacity.volumes,
                           capacity.thin))
 
+    def test_there_is_no_pool(self):
+        self.assertIsNone(self.group.pool())
+        self.assertEqual([], self.command.ran)
+
     def test_names_as_device_mapper_knows_them(self):
         self.assertEqual('disks-volume--1--x',
                          self.group.mapped_name('volume-1-x'))
@@ -302,6 +306,24 @@ class ThinTest(GroupTestCase):
                          (capacity.total, capacity.free,
                           capacity.provisioned, capacity.volumes,
                           capacity.thin))
+
+    def test_pool_and_what_is_in_it_come_from_one_command(self):
+        self.command.answer('lvs', lvs(
+            self.pool(metadata_percent='11.04'),
+            row(data_percent='50.00', lv_tags='localstor.move=m')))
+        pool = self.group.pool()
+        self.assertEqual(('disks/disks-pool', 1000, 0.25, 0.1104),
+                         (pool.name, pool.size, pool.data,
+                          round(pool.metadata, 4)))
+        self.assertEqual({'volume-1': units.Gi // 2}, {
+            name: volume.used for name, volume in pool.volumes.items()})
+        self.assertEqual(1, len(self.command.ran))
+
+    def test_pool_that_is_gone_is_named(self):
+        self.command.answer('lvs', lvs())
+        error = self.assertRaises(exception.LogicalVolumeMissing,
+                                  self.group.pool)
+        self.assertIn('disks/disks-pool', str(error))
 
     def test_pool_is_no_volume(self):
         self.command.answer('lvs', lvs(self.pool(), row()))
