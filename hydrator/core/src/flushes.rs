@@ -340,14 +340,17 @@ impl Volume {
                 self.flushes.being_said = self.flushes.being_said.max(group.settled);
                 self.log.telling = group.tail;
             }
+            let sequence = group.sequence;
             let index = self.log.begun(group);
             self.write_metadata(io(kind::JOURNAL, u64::from(index)), block, slot, fua);
+            self.send_data_behind(sequence);
         }
     }
 
     /// Nothing is recorded any more: the requests that wait for it fail.
     fn give_up_groups<M: Memory>(&mut self, memory: &mut M) {
         self.log.seal();
+        self.log.behind.clear();
         while let Some(mut group) = self.log.sealed.pop_front() {
             self.give_block(group.slot);
             for request in group.requests.drain(..) {

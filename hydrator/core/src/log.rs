@@ -54,6 +54,9 @@ pub(crate) struct Log {
     low: u64,
     /// Blocks with intents, in the journal's order.
     pub(crate) intents: VecDeque<(u64, u64)>,
+    /// Requests whose data are handed out behind the block with this number,
+    /// in its order.
+    pub(crate) behind: VecDeque<(u64, u32)>,
     spare: Vec<Vec<u32>>,
 }
 
@@ -171,6 +174,15 @@ impl Log {
     /// The open group takes no more entries.
     pub(crate) fn seal(&mut self) {
         self.sealed.extend(self.open.take());
+    }
+
+    /// The next request whose data follow the block with this number or an
+    /// earlier one.
+    pub(crate) fn take_behind(&mut self, sequence: u64) -> Option<u32> {
+        let (_, request) = self.behind.front().filter(|next| next.0 <= sequence)?;
+        let request = *request;
+        self.behind.pop_front();
+        Some(request)
     }
 
     /// A group is handed out; its index.

@@ -44,6 +44,8 @@ pub enum Rule {
     SecondWriteWaits,
     /// So it does when the earlier write had FUA.
     SecondWriteAfterFua,
+    /// The data of a write over what is local are handed out behind its intent.
+    OverwriteBehindIntent,
     /// The settled record it waits for is durable before it goes on.
     SettledRecordDurable,
     /// A block that was copied is recorded only after a flush of the
@@ -92,7 +94,7 @@ pub enum Rule {
 #[cfg(feature = "mutants")]
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 39] = [
+    pub const ALL: [Self; 40] = [
         Self::IntentBeforeCompletion,
         Self::DataBeforeCompletion,
         Self::FuaData,
@@ -111,6 +113,7 @@ impl Rule {
         Self::SettleBelowInFlight,
         Self::SecondWriteWaits,
         Self::SecondWriteAfterFua,
+        Self::OverwriteBehindIntent,
         Self::SettledRecordDurable,
         Self::FlushBeforeHydratedBit,
         Self::HydratedIsNotSettled,

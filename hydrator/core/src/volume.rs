@@ -96,6 +96,9 @@ pub struct Volume {
     pub(crate) free_blocks: Vec<u16>,
     /// Writes to the destination in flight over content that is not settled.
     pub(crate) second_writes: u32,
+    /// Writes in flight over what was read from the destination, though not
+    /// settled: such content, or copies that are not recorded.
+    pub(crate) overwrites: u32,
     /// Large discards: the blocks from, to, and the request.
     pub(crate) ranges: Vec<(u64, u64, u32)>,
     pub(crate) broken: bool,
@@ -263,6 +266,7 @@ impl Volume {
             passing: 0,
             free_blocks: (0..config.block_slots).rev().collect(),
             second_writes: 0,
+            overwrites: 0,
             ranges: Vec::new(),
             broken: false,
             closing: false,

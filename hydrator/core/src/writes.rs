@@ -4,7 +4,8 @@
 //!
 //! A write to what is not settled *claims* its blocks, reads the rest of those
 //! that it covers in part, then sends data and intents at the same time and
-//! ends when both have ended. A large discard claims its range, zeroes it,
+//! ends when both have ended. Where it overwrites what is local already, the
+//! data follow their intents in the same batch. A large discard claims its range, zeroes it,
 //! flushes, and records the range. A request that must wait for something is
 //! parked and tried again when something has changed.
 
@@ -76,6 +77,9 @@ pub(crate) struct Slow {
     sequences: [Option<(u64, u64)>; 2],
     /// It overwrites content that is not settled.
     second: bool,
+    /// It overwrites what was read from the destination, though not settled:
+    /// such content, or a copy that is not recorded.
+    over_local: bool,
 }
 
 impl Slow {
@@ -159,6 +163,7 @@ impl Volume {
             tail: None,
             sequences: [None; 2],
             second: false,
+            over_local: false,
         };
         if phase == Phase::Claim {
             slow.next_part(&self.config);
@@ -210,13 +215,11 @@ impl Volume {
 
     /// Whether a read there must wait for a write.
     pub(crate) fn is_overwritten(&self, first: u64, end: u64) -> bool {
-        self.second_writes > 0
+        self.overwrites > 0
             && (first..end).any(|block| {
                 !self.map.region_is_quiet(self.map.region_of(block))
-                    && self
-                        .unsettled
-                        .get(&block)
-                        .is_some_and(|entry| entry.busy && entry.content)
+                    && self.map.is_local(block)
+                    && self.unsettled.get(&block).is_some_and(|entry| entry.busy)
             })
     }
 
@@ -332,6 +335,7 @@ impl Volume {
         }
         for block in first..end {
             if !self.is_settled(block) {
+                self.requests[index as usize].over_local |= self.map.is_local(block);
                 self.claim_block(block);
             }
         }
@@ -357,11 +361,8 @@ impl Volume {
 
     fn claim_block(&mut self, block: u64) {
         self.exclude(block);
-        if self.hydration.is_hydrated(&self.map, block).is_some() {
-            // It has not been recorded: it may as well be remote.
-            self.hydration.forget(&mut self.map, block);
-            self.map.set_remote(block);
-        }
+        // A copy is not recorded any more, but read until it is overwritten.
+        self.hydration.forget(&mut self.map, block);
         match self.unsettled.get_mut(&block) {
             Some(entry) => entry.busy = true,
             None => {
@@ -448,12 +449,19 @@ impl Volume {
                 entry.sequence = sequence;
             }
         }
-        self.send_data(index);
         let request = &mut self.requests[index as usize];
         request.phase = Phase::Writing;
         request.second = second;
         if second {
             self.second_writes += 1;
+        }
+        if request.over_local {
+            self.overwrites += 1;
+        }
+        let behind = request.over_local && self.rules.keep(Rule::OverwriteBehindIntent);
+        match request.sequences[0].filter(|_| behind) {
+            Some((_, sequence)) => self.log.behind.push_back((sequence, index)),
+            None => self.send_data(index),
         }
         true
     }
@@ -489,6 +497,20 @@ impl Volume {
             } else {
                 memory.block_mut(slot)[at..at + length].fill(0);
             }
+        }
+    }
+
+    /// Send the data that waited for these intents to be handed out: those in
+    /// blocks of the journal up to this one.
+    ///
+    /// Were the process killed when the kernel has the data and not the intent,
+    /// recovery would find neither the old content nor a checksum of the new
+    /// one: the block would be the source's again, though the guest was
+    /// answered, or has read, what was there. An intent without its data does no
+    /// harm.
+    pub(crate) fn send_data_behind(&mut self, sequence: u64) {
+        while let Some(index) = self.log.take_behind(sequence) {
+            self.send_data(index);
         }
     }
 
@@ -724,9 +746,14 @@ impl Volume {
         if slow.second {
             self.second_writes -= 1;
         }
+        let sent = matches!(slow.phase, Phase::Writing | Phase::Void | Phase::Voiding);
+        if slow.over_local && sent {
+            self.overwrites -= 1;
+        }
         let request = &mut self.requests[index as usize];
         request.sequences = [None; 2];
         request.second = false;
+        request.over_local = false;
         request.pending = 0;
         for slot in [request.head.take(), request.tail.take()] {
             self.free_blocks.extend(slot);
@@ -749,6 +776,8 @@ impl Volume {
                 self.hydration.written(block, block + 1);
                 self.verification.written(block, block + 1);
             } else if !entry.content {
+                // A copy that it was to overwrite may be damaged.
+                self.map.set_remote(block);
                 self.unsettled.remove(&block);
                 self.map.entry_removed(block);
             }

@@ -132,6 +132,19 @@ impl Disk {
         }
     }
 
+    /// An operation was carried out from its beginning to somewhere, in pieces of
+    /// whole blocks of the disk.
+    pub fn complete_beginning(&mut self, pending: &Pending, random: &mut Rng) {
+        if let Pending::Write {
+            offset, content, ..
+        } = pending
+        {
+            let end = offset + content.len();
+            let end = random.usize(*offset..=end) / BLOCK * BLOCK;
+            self.land(*offset, &content[..end.saturating_sub(*offset)], |_| true);
+        }
+    }
+
     /// An operation fails: of a write, any part has been carried out.
     pub fn fail(&mut self, pending: &Pending, random: &mut Rng) {
         if let Pending::Write {
@@ -214,13 +227,9 @@ impl Disk {
         Self::new(left)
     }
 
-    /// The process ends with these operations in flight: each of them has been
-    /// carried out, or in part, or not. The cache stays.
-    pub fn break_off<'a>(
-        &mut self,
-        in_flight: impl Iterator<Item = &'a Pending>,
-        random: &mut Rng,
-    ) {
+    /// Each of these operations in flight has been carried out, or in part, or
+    /// not.
+    fn break_off<'a>(&mut self, in_flight: impl Iterator<Item = &'a Pending>, random: &mut Rng) {
         let mut in_flight: Vec<_> = in_flight.collect();
         random.shuffle(&mut in_flight);
         for pending in in_flight {

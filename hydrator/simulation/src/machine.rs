@@ -101,6 +101,8 @@ impl Memory for Buffers {
 #[derive(Clone, Debug)]
 pub struct Op {
     io: Io,
+    /// Its place among all that were handed out.
+    number: u64,
     /// What it was sent to.
     pub device: Device,
     kind: Kind,
@@ -108,6 +110,8 @@ pub struct Op {
     metadata: Option<Pending>,
     /// Flushes of M that are left to it.
     covered: Vec<Io>,
+    /// The caller may carry it out piece by piece.
+    in_pieces: bool,
 }
 
 /// Which flushes of M are left to a flush of D, because both are on one disk.
@@ -126,10 +130,12 @@ impl Op {
     const fn new(io: Io, device: Device, kind: Kind) -> Self {
         Self {
             io,
+            number: 0,
             device,
             kind,
             metadata: None,
             covered: Vec::new(),
+            in_pieces: false,
         }
     }
 
@@ -180,6 +186,18 @@ pub struct Faults {
     pub liars: Vec<usize>,
 }
 
+impl Faults {
+    /// Whether this operation fails, and how.
+    fn of(&self, pending: &Pending, device: Device, random: &mut Rng) -> Option<Failure> {
+        let (failing, failure) = match (pending, device) {
+            (Pending::Flush { .. }, _) => (self.flushes, Failure::Io),
+            (_, Device::Data) => (self.data, Failure::NoSpace),
+            _ => (self.metadata, Failure::Io),
+        };
+        (failing > 0 && random.u8(0..100) < failing).then_some(failure)
+    }
+}
+
 /// A volume with its disks, its source and its memory.
 #[derive(Debug)]
 pub struct Machine {
@@ -194,6 +212,10 @@ pub struct Machine {
     pub source: Vec<u8>,
     /// What is in flight.
     pub ops: Vec<Op>,
+    /// How many operations were handed out, and how many of these the kernel
+    /// has for sure: those before the last batch, and before one that has ended.
+    handed_out: u64,
+    submitted: u64,
     /// The time.
     pub now: Time,
     /// Answers to the guest that were not looked at.
@@ -206,6 +228,8 @@ pub struct Machine {
     pub faults: Faults,
     /// Which flushes of M are left to a flush of D.
     pub shared: Shared,
+    /// D or M has failed something that was or is in flight since.
+    failing: bool,
 }
 
 impl Machine {
@@ -233,13 +257,22 @@ impl Machine {
             metadata,
             source,
             ops: Vec::new(),
+            handed_out: 0,
+            submitted: 0,
             now: Time(1),
             answers: Vec::new(),
             notices: Vec::new(),
             sent: Vec::new(),
             faults: Faults::default(),
             shared: Shared::Nothing,
+            failing: false,
         }
+    }
+
+    /// Whether a disk has failed what is not over: the guest was not told yet,
+    /// or nothing is recorded any more.
+    pub fn has_failed(&self) -> bool {
+        self.failing || self.volume.progress().broken
     }
 
     /// Feed in a guest's request with its buffer.
@@ -264,10 +297,12 @@ impl Machine {
         self.volume
             .actions(self.now, &mut self.memory, |action| actions.push(action));
         let before = self.ops.len();
+        self.submitted = self.handed_out;
         for action in actions {
             self.take(action, random);
         }
         self.share_flushes(before);
+        self.failing &= !self.ops.is_empty();
     }
 
     /// Leave the flushes of M among the operations from number `batch` on to
@@ -353,7 +388,10 @@ impl Machine {
                         content: content.clone(),
                     });
                 }
-                Self::write(io, device, offset, content, fua)
+                Op {
+                    in_pieces: true,
+                    ..Self::write(io, device, offset, content, fua)
+                }
             }
             Action::Flush { io, device } => {
                 let disk = if device == Device::Data {
@@ -369,7 +407,11 @@ impl Machine {
                 }
             }
         };
-        self.ops.push(op);
+        self.ops.push(Op {
+            number: self.handed_out,
+            ..op
+        });
+        self.handed_out += 1;
     }
 
     fn write(io: Io, device: Device, offset: u64, content: Vec<u8>, fua: bool) -> Op {
@@ -411,6 +453,7 @@ impl Machine {
     /// Complete operation number `index` of those in flight.
     pub fn complete(&mut self, index: usize, random: &mut Rng) {
         let op = self.ops.swap_remove(index);
+        self.submitted = self.submitted.max(op.number + 1);
         let result = self.carry_out(&op, random);
         self.now = Time(self.now.0 + random.u64(0..200_000));
         if let Some(pending) = op.metadata.filter(|_| !op.covered.is_empty()) {
@@ -450,12 +493,8 @@ impl Machine {
                 } else {
                     &mut self.metadata
                 };
-                let (failing, failure) = match (pending, op.device) {
-                    (Pending::Flush { .. }, _) => (self.faults.flushes, Failure::Io),
-                    (_, Device::Data) => (self.faults.data, Failure::NoSpace),
-                    _ => (self.faults.metadata, Failure::Io),
-                };
-                if failing > 0 && random.u8(0..100) < failing {
+                if let Some(failure) = self.faults.of(pending, op.device, random) {
+                    self.failing = true;
                     disk.fail(pending, random);
                     return Err(failure);
                 }
@@ -566,11 +605,36 @@ impl Machine {
         )
     }
 
-    /// What the end of the process leaves on D and M.
+    /// What the end of the process leaves on D and M, once the kernel has
+    /// completed what it was given: all that was handed out, but for the end of
+    /// the last batch, which may not have been submitted. The caches stay.
     pub fn kill(&self, random: &mut Rng) -> (Disk, Disk) {
         let (mut data, mut metadata) = (self.data.clone(), self.metadata.clone());
-        data.break_off(self.pending(Device::Data), random);
-        metadata.break_off(self.pending(Device::Metadata), random);
+        let submitted = if random.bool() {
+            self.handed_out
+        } else {
+            random.u64(self.submitted..=self.handed_out)
+        };
+        let given = self.ops.iter().filter(|op| op.number < submitted);
+        let mut given: Vec<_> = given.collect();
+        random.shuffle(&mut given);
+        for op in given {
+            let Kind::Disk(pending) = &op.kind else {
+                continue;
+            };
+            let disk = if op.device == Device::Data {
+                &mut data
+            } else {
+                &mut metadata
+            };
+            if op.in_pieces && random.bool() {
+                disk.complete_beginning(pending, random);
+            } else {
+                disk.complete(pending);
+                let also = op.metadata.as_ref().filter(|_| !op.covered.is_empty());
+                also.into_iter().for_each(|also| metadata.complete(also));
+            }
+        }
         (data, metadata)
     }
 }

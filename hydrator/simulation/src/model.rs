@@ -24,6 +24,8 @@ struct Write {
     failed: bool,
     /// The guest must find it or a later one.
     owed: bool,
+    /// A read has found it: nothing older may be found again.
+    seen: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -97,6 +99,7 @@ impl Model {
                 end: None,
                 failed: false,
                 owed: false,
+                seen: false,
             });
         }
         (Writing { from, to, begin }, values)
@@ -173,6 +176,30 @@ impl Model {
                 ));
             }
         }
+        if let Some(found) = found {
+            self.seen(reading.from, found);
+        }
+        Ok(())
+    }
+
+    /// A read has found these values. Zeros say nothing: who reads what is
+    /// being discarded may find either, each time.
+    fn seen(&mut self, from: usize, found: &[Value]) {
+        for (sector, value) in self.sectors[from..].iter_mut().zip(found) {
+            let mut writes = sector.writes.iter_mut().filter(|write| write.value != 0);
+            if let Some(write) = writes.find(|write| write.value == *value) {
+                write.seen = true;
+            }
+        }
+    }
+
+    /// All that the sectors hold is read, at once.
+    ///
+    /// # Errors
+    /// What they must not hold.
+    pub fn read_all(&mut self, found: &[Value]) -> Result<(), String> {
+        self.check_now(found)?;
+        self.seen(0, found);
         Ok(())
     }
 
@@ -236,9 +263,9 @@ impl Sector {
     /// What a read that begins now may find.
     fn current(&self) -> Vec<Value> {
         let mut values = Vec::with_capacity(self.writes.len() + 1);
-        let ended = self.writes.iter().filter(|write| !write.failed);
-        let newest = ended
-            .filter(|write| write.end.is_some())
+        let known = self.writes.iter().filter(|write| !write.failed);
+        let newest = known
+            .filter(|write| write.end.is_some() || write.seen)
             .map(|write| write.begin)
             .max();
         values.extend(

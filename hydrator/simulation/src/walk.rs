@@ -13,7 +13,7 @@ use crate::model::{Model, PER_BLOCK, Reading, Value, Writing, bytes_of, value_of
 const BLOCK: usize = 4096;
 const STEPS: usize = 250;
 
-/// A request of the guest in flight.
+/// What the guest waits for.
 #[derive(Debug)]
 enum Guest {
     Read(Reading),
@@ -21,11 +21,22 @@ enum Guest {
     Flush(u64),
 }
 
+/// A request of the guest that was not answered. It is sent again to who takes
+/// over from a helper that has died.
+#[derive(Debug)]
+struct Waiting {
+    request: Request,
+    buffer: Vec<u8>,
+    guest: Guest,
+}
+
 /// What walks have gone through.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    /// Crash states that were recovered and checked.
+    /// What power cuts left, recovered and checked.
     pub crashes: u64,
+    /// What the deaths of a helper left, taken over and checked.
+    pub kills: u64,
     /// Requests of the guest that were answered.
     pub requests: u64,
     /// Walks whose move came to its end.
@@ -46,6 +57,7 @@ impl Tally {
     /// Add another one.
     pub fn add(&mut self, other: Self) {
         self.crashes += other.crashes;
+        self.kills += other.kills;
         self.requests += other.requests;
         self.done += other.done;
         self.faults += other.faults;
@@ -89,7 +101,9 @@ struct Walk {
     config: Config,
     machine: Machine,
     model: Model,
-    guests: Vec<(Tag, Guest)>,
+    guests: Vec<Waiting>,
+    /// Which of these the present helper was not told of yet.
+    unsent: Vec<Tag>,
     next_tag: u32,
     /// For each block: what was sent for the guest as a whole, and what it held
     /// before.
@@ -191,6 +205,7 @@ impl Walk {
             machine,
             model,
             guests: Vec::new(),
+            unsent: Vec::new(),
             next_tag: 0,
             versions,
             depth: random.usize(1..9),
@@ -223,10 +238,16 @@ impl Walk {
             }
             self.step()?;
             if self.random.u8(0..100) < 25 {
-                self.check_crash(false)?;
+                if self.random.bool() {
+                    self.check_power_cut(false)?;
+                } else {
+                    self.check_kill(false)?;
+                }
             }
-            if self.random.u16(0..1000) < 8 {
-                self.check_crash(true)?;
+            match self.random.u16(0..1000) {
+                0..6 => self.check_power_cut(true)?,
+                6..20 => self.check_kill(true)?,
+                _ => {}
             }
         }
         self.finish()
@@ -238,6 +259,7 @@ impl Walk {
 
     /// The guest begins to write here; nothing else writes the source.
     fn switch(&mut self) -> Result<(), String> {
+        self.send_all_again();
         loop {
             self.machine.pump(&mut self.random);
             self.look()?;
@@ -294,7 +316,10 @@ impl Walk {
 
     fn step(&mut self) -> Result<(), String> {
         let busy = self.machine.ops.len();
-        if self.guests.len() < self.depth && (busy == 0 || self.random.u8(0..100) < 40) {
+        if !self.unsent.is_empty() && self.random.u8(0..3) == 0 {
+            let index = self.random.usize(0..self.unsent.len());
+            self.send_again(index);
+        } else if self.guests.len() < self.depth && (busy == 0 || self.random.u8(0..100) < 40) {
             self.submit();
             if self.random.u8(0..4) == 0 {
                 return Ok(());
@@ -309,6 +334,22 @@ impl Walk {
             self.machine.pump(&mut self.random);
         }
         self.look()
+    }
+
+    /// Send number `index` of what the present helper was not told of.
+    fn send_again(&mut self, index: usize) {
+        let tag = self.unsent.swap_remove(index);
+        let waiting = self.guests.iter().find(|guest| guest.request.tag == tag);
+        let waiting = waiting.expect("a request that waits");
+        self.machine
+            .request(waiting.request, waiting.buffer.clone());
+    }
+
+    fn send_all_again(&mut self) {
+        while !self.unsent.is_empty() {
+            let index = self.random.usize(0..self.unsent.len());
+            self.send_again(index);
+        }
     }
 
     fn submit(&mut self) {
@@ -383,14 +424,18 @@ impl Walk {
         } else {
             (offset as u64, length as u64)
         };
-        self.guests.push((tag, guest));
         let request = Request {
             tag,
             operation,
             offset,
             length,
         };
-        self.machine.request(request, buffer);
+        self.machine.request(request, buffer.clone());
+        self.guests.push(Waiting {
+            request,
+            buffer,
+            guest,
+        });
     }
 
     /// Look at what the volume has answered and done.
@@ -409,8 +454,9 @@ impl Walk {
             }
         }
         for (tag, result) in core::mem::take(&mut self.machine.answers) {
-            let at = self.guests.iter().position(|(other, _)| *other == tag);
-            let (_, guest) = self.guests.swap_remove(at.expect("an answer to a request"));
+            let mut waiting = self.guests.iter();
+            let at = waiting.position(|waiting| waiting.request.tag == tag);
+            let Waiting { guest, .. } = self.guests.swap_remove(at.expect("an answer"));
             let buffer = self.machine.take_buffer(tag);
             self.tally.requests += 1;
             if let (Err(failure), false) = (result, self.faults) {
@@ -431,76 +477,131 @@ impl Walk {
         Ok(())
     }
 
-    /// Crash now, recover, and check what is there; go on from there or from
-    /// before.
-    fn check_crash(&mut self, go_on: bool) -> Result<(), String> {
-        self.tally.crashes += 1;
-        let random = &mut self.random;
-        let (mut data, mut metadata) = if random.u8(0..4) == 0 {
-            self.machine.kill(random)
-        } else {
-            self.machine.cut_power(random)
-        };
-        let config = &self.config;
-        let (rule, shared) = (self.rule, self.shared);
-        let recovering = |data, metadata, source| {
-            let mut machine = Machine::new(config, rule, None, data, metadata, source);
-            machine.shared = shared;
-            machine
-        };
+    /// A helper that takes over what is on these disks.
+    fn successor(&self, (data, metadata): (Disk, Disk)) -> Machine {
         let source = self.machine.source.clone();
-        while random.u8(0..4) == 0 {
-            // Recovery is interrupted.
-            let mut machine = recovering(data, metadata, source.clone());
-            for _ in 0..random.usize(0..12) {
-                machine.step(random);
+        let mut machine = Machine::new(&self.config, self.rule, None, data, metadata, source);
+        machine.shared = self.shared;
+        machine
+    }
+
+    /// Open a volume on these disks; perhaps the opening is interrupted, and
+    /// begun again, by the helper's death or, if that may be, by a power cut.
+    fn recover(&mut self, mut left: (Disk, Disk), cuts: bool) -> Result<Machine, String> {
+        while self.random.u8(0..4) == 0 {
+            let mut machine = self.successor(left);
+            for _ in 0..self.random.usize(0..12) {
+                machine.step(&mut self.random);
             }
-            (data, metadata) = if random.bool() {
-                machine.kill(random)
+            left = if cuts && self.random.bool() {
+                machine.cut_power(&mut self.random)
             } else {
-                machine.cut_power(random)
+                machine.kill(&mut self.random)
             };
-            self.tally.crashes += 1;
+            self.count(cuts);
         }
-        let mut machine = recovering(data, metadata, source);
-        machine.open(random)?;
-        let found = values_of(&machine.read_all(random)?);
+        let mut machine = self.successor(left);
+        machine.open(&mut self.random)?;
+        self.count(cuts);
+        Ok(machine)
+    }
+
+    fn count(&mut self, cuts: bool) {
+        if cuts {
+            self.tally.crashes += 1;
+        } else {
+            self.tally.kills += 1;
+        }
+    }
+
+    /// Cut the power now, recover, and check what is there; go on from there or
+    /// from before.
+    fn check_power_cut(&mut self, go_on: bool) -> Result<(), String> {
+        let left = self.machine.cut_power(&mut self.random);
+        let mut machine = self.recover(left, true)?;
+        let found = values_of(&machine.read_all(&mut self.random)?);
         if found.len() < self.model.len() {
             return Err("the volume has shrunk in a crash".into());
         }
         self.model.check_crash(&found)?;
         self.check_whole_blocks(&found)?;
-        let random = &mut self.random;
-        if random.u8(0..4) == 0 {
-            // What was recovered is there to stay.
-            let (data, metadata) = machine.cut_power_hard(random);
-            let source = machine.source.clone();
-            let mut again = recovering(data, metadata, source);
-            again.open(random)?;
-            let found_again = values_of(&again.read_all(random)?);
-            if found_again != found {
-                return Err("a second crash finds other contents than the first".into());
-            }
-            self.tally.crashes += 1;
-        }
+        self.check_recovered(&machine, &found)?;
         if go_on {
-            machine.faults = self.machine.faults.clone();
-            machine.notices.clear();
-            machine.sent.clear();
-            self.machine = machine;
             self.model.settle(&found);
             self.guests.clear();
+            self.unsent.clear();
             self.versions = found
                 .chunks(PER_BLOCK)
                 .map(|block| vec![block.to_vec()])
                 .collect();
-            if self.machine.volume.progress().started {
-                self.machine.pump(&mut self.random);
-            } else if self.switched {
-                self.machine.volume.start();
-            }
+            self.go_on_with(machine);
         }
         Ok(())
+    }
+
+    /// Kill the helper now, and check what a successor finds: the guest lives
+    /// on. What was not answered is sent to the successor, or all goes on from
+    /// before.
+    fn check_kill(&mut self, go_on: bool) -> Result<(), String> {
+        if self.random.bool() {
+            self.machine.pump(&mut self.random);
+            // Some of the answers still reach the guest.
+            let random = &mut self.random;
+            if go_on {
+                self.machine.answers.retain(|_| random.bool());
+            }
+            self.look()?;
+        }
+        if self.machine.has_failed() {
+            // What a disk has failed may be lost as in a power cut.
+            return self.check_power_cut(go_on);
+        }
+        let left = self.machine.kill(&mut self.random);
+        let mut machine = self.recover(left, false)?;
+        if !go_on || self.random.bool() {
+            let found = values_of(&machine.read_all(&mut self.random)?);
+            let judged = if go_on {
+                self.model.read_all(&found)
+            } else {
+                self.model.check_now(&found)
+            };
+            judged.map_err(|violation| format!("after a kill {violation}"))?;
+            self.check_recovered(&machine, &found)?;
+        }
+        if go_on {
+            let tags = self.guests.iter().map(|waiting| waiting.request.tag);
+            self.unsent = tags.collect();
+            self.go_on_with(machine);
+        }
+        Ok(())
+    }
+
+    /// What was recovered is there to stay.
+    fn check_recovered(&mut self, machine: &Machine, found: &[Value]) -> Result<(), String> {
+        if self.random.u8(0..4) > 0 {
+            return Ok(());
+        }
+        let left = machine.cut_power_hard(&mut self.random);
+        let mut again = self.successor(left);
+        again.open(&mut self.random)?;
+        let found_again = values_of(&again.read_all(&mut self.random)?);
+        self.tally.crashes += 1;
+        if found_again != found {
+            return Err("a second crash finds other contents than the first".into());
+        }
+        Ok(())
+    }
+
+    fn go_on_with(&mut self, mut machine: Machine) {
+        machine.faults = self.machine.faults.clone();
+        machine.notices.clear();
+        machine.sent.clear();
+        self.machine = machine;
+        if self.machine.volume.progress().started {
+            self.machine.pump(&mut self.random);
+        } else if self.switched {
+            self.machine.volume.start();
+        }
     }
 
     /// A block that was not settled is never a mix.
@@ -527,6 +628,7 @@ impl Walk {
         self.machine.faults.away = 0;
         self.machine.faults.lies = 0;
         self.machine.volume.start();
+        self.send_all_again();
         for _ in 0..20_000 {
             self.machine.pump(&mut self.random);
             self.look()?;

@@ -446,6 +446,37 @@ fn a_write_that_waits_for_the_metadata_ends_when_they_fail() {
 }
 
 #[test]
+fn a_kill_takes_nothing_that_was_answered_from_a_block_that_is_written_again() {
+    let mut config = config(16);
+    config.journal_depth = 1;
+    config.metadata_size = 16 * BLOCK as u64;
+    let plain = Operation::Write { fua: false };
+    for (rule, safe) in [(None, true), (Some(Rule::OverwriteBehindIntent), false)] {
+        let mut lost = 0;
+        for seed in 0..100 {
+            let mut random = Rng::with_seed(seed);
+            let metadata = Disk::new(vec![0xaa; config.metadata_size as usize]);
+            let mut machine = machine(&config, rule, true, metadata);
+            machine.open(&mut random).expect("a new volume opens");
+            submit(&mut machine, 1, plain, 0, vec![1; BLOCK]);
+            result_of(&mut machine, 1, &mut random).expect("a write succeeds");
+            // The journal is busy when the block is written again.
+            for (tag, block) in [(2, 5), (3, 0)] {
+                submit(&mut machine, tag, plain, block * BLOCK, vec![2; BLOCK]);
+                machine.pump(&mut random);
+            }
+            let (data, metadata) = machine.kill(&mut random);
+            let source = machine.source.clone();
+            let mut after = Machine::new(&config, rule, None, data, metadata, source);
+            after.open(&mut random).expect("the volume opens");
+            let found = after.read_all(&mut random).expect("it can be read");
+            lost += u32::from(![1, 2].contains(&found[0]));
+        }
+        assert_eq!(lost == 0, safe, "{rule:?}: {lost} of 100");
+    }
+}
+
+#[test]
 fn a_closed_volume_has_nothing_left_to_recover() {
     let mut random = Rng::with_seed(8);
     let config = config(16);
