@@ -133,6 +133,10 @@ def _path() -> str:
                             os.path.dirname(sys.executable)))
 
 
+# Stands for a command that proc(5) does not show
+UNSEEN = '(not to be seen here)'
+
+
 class Holder(NamedTuple):
     """A process that has locked a file; `seconds` since the file is there."""
 
@@ -158,14 +162,15 @@ def lock_holder(path: str) -> tuple[int, str, float] | None:
         pids = [int(words[4]) for words in map(str.split, locks)
                 if words[1] == 'FLOCK' and words[3] == 'WRITE'
                 and words[5] == file]
-    for pid in pids:
-        try:
-            with open('/proc/%d/cmdline' % pid) as arguments:
-                command = arguments.read().replace('\0', ' ').strip()
-        except OSError:
-            continue  # it has just ended
-        return pid, command, time.time() - found.st_mtime
-    return None
+    if not pids:
+        return None
+    try:
+        with open('/proc/%d/cmdline' % pids[0]) as arguments:
+            command = arguments.read().replace('\0', ' ').strip()
+    except OSError:
+        # It is outside of our container, or has left the lock to a child.
+        command = UNSEEN
+    return pids[0], command, time.time() - found.st_mtime
 
 
 def runtime_directory(copy: str) -> str:

@@ -210,6 +210,14 @@ class LockTest(PrivilegedTestCase):
         self.assertIn('python', holder.command)
         self.assertAlmostEqual(100, holder.seconds, delta=10)
 
+    def test_holder_that_can_not_be_seen_counts(self):
+        with open(self.path('V_disks'), 'w') as file:
+            # The lock outlives the process that took it.
+            subprocess.run(['flock', str(file.fileno())], check=True,
+                           pass_fds=[file.fileno()])
+            self.assertEqual(privileged.UNSEEN, privileged.lock_holder(
+                self.path('V_disks'))[1])
+
     def test_one_that_waits_for_it_is_not_the_holder(self):
         self.lock(fcntl.LOCK_EX)
         waiting = subprocess.Popen(['flock', self.path('V_disks'), 'true'])
