@@ -249,6 +249,12 @@ class ThickTest(GroupTestCase):
             1024, '/dev/disks/volume-1', volume_clear='zero',
             volume_clear_size=5, volume_clear_ionice='-c3')
 
+    def test_nothing_is_wiped_where_the_operator_does_not_want_it(self):
+        # Cinder's function, which is not called, takes no such value.
+        self.override('volume_clear', 'none')
+        self.command.answer('lvs', lvs(row()))
+        self.group.clear('volume-1')
+
     def test_clear_of_what_is_gone_does_nothing(self):
         self.command.answer('lvs', lvs())
         with mock.patch('cinder.volume.volume_utils.clear_volume') as clear:
