@@ -341,6 +341,12 @@ def forget(ctxt: context.RequestContext, move: Move) -> None:
     db.volume_destroy(ctxt.elevated(), move.move_id)
 
 
+def forget_export(ctxt: context.RequestContext, volume_id: str) -> None:
+    """Note that a user's volume has no remote connection any more."""
+    db.volume_update(ctxt.elevated(), volume_id,
+                     {'provider_location': None, 'provider_auth': None})
+
+
 def attachments(ctxt: context.RequestContext, volume_id: str
                 ) -> list[dict[str, Any]]:
     """`id`, `instance_uuid`, `status` and `connector` of all attachments."""

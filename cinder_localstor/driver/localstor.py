@@ -258,9 +258,11 @@ class LocalStorDriver(driver.VolumeDriver):
                       volume: objects.Volume) -> None:
         if volume.provider_location:
             self._remote.unexport(ctxt, volume)
+            # Cinder gives a row and no object where it has the id only, as
+            # after a backup; a row does not save itself.
+            rows.forget_export(ctxt, volume.id)
             volume.provider_location = None
             volume.provider_auth = None
-            volume.save()
 
     def initialize_connection(self, volume: objects.Volume,
                               connector: dict[str, Any], **kwargs: Any

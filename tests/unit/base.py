@@ -10,11 +10,13 @@ from cinder import context
 from cinder.db import api as db
 from cinder.db import models
 from cinder import objects
+from cinder.objects import base as objects_base
 from cinder.objects import fields
 from cinder.tests.unit import test
 from cinder.tests.unit import utils as cinder_test_utils
 from cinder.volume import configuration
 from cinder.volume import driver
+from cinder.volume import rpcapi
 from oslo_utils import timeutils
 from oslo_utils import units
 
@@ -59,7 +61,9 @@ class TestCase(test.TestCase):
         service = objects.Service(
             self.ctxt, host=host, binary='cinder-volume',
             topic='cinder-volume', report_count=1, disabled=False,
-            availability_zone='nova', modified_at=timeutils.utcnow())
+            availability_zone='nova', modified_at=timeutils.utcnow(),
+            rpc_current_version=rpcapi.VolumeAPI.RPC_API_VERSION,
+            object_current_version=objects_base.OBJ_VERSIONS.get_current())
         service.create()
         return objects.Service.get_by_id(self.ctxt, service.id)
 

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volume services: Cinder's own volume manager, with our driver, on each of
+the simulated nodes.
+
+Nothing that Cinder does is told again here.  A request travels as it does in
+reality: through Cinder's RPC interface and its serializer, so that whoever is
+asked has a copy of the object as it was when it was sent.  What is simulated
+is the node beneath the driver, what exports and imports disks for Cinder, and
+dd.
+"""
+
+import collections
+import contextlib
+import json
+from unittest import mock
+
+from cinder.db import api as db
+from cinder import objects
+from cinder.objects import fields
+from cinder.volume import manager
+from cinder.volume import rpcapi
+from oslo_log import log as logging
+
+from cinder_localstor.datapath import handles
+from cinder_localstor import exception
+from tests.unit import base
+
+LOG = logging.getLogger(__name__)
+
+DRIVER = 'cinder_localstor.driver.LocalStorDriver'
+REGION_MIB = 64
+Backend = collections.namedtuple('Backend',
+                                 'host cluster_name capabilities')
+
+
+class Client:
+    """An RPC client whose requests are answered before they return."""
+
+    def __init__(self, cloud, target, serializer):
+        self._cloud = cloud
+        self._topic = target.topic
+        self._serializer = serializer
+
+    def can_send_version(self, version=None):
+        return True
+
+    def prepare(self, topic=None, **_kwargs):
+        prepared = Client(self._cloud, self, self._serializer)
+        prepared._topic = topic or self._topic
+        return prepared
+
+    topic = property(lambda self: self._topic)
+
+    def call(self, ctxt, method, **arguments):
+        name, _dot, host = self._topic.partition('.')
+        if name != 'cinder-volume' or not host:
+            return None  # the schedulers, or everybody
+        sent = {key: json.loads(json.dumps(
+            self._serializer.serialize_entity(ctxt, value)))
+            for key, value in arguments.items()}
+        return self._cloud.ask(host, method, **{
+            key: self._serializer.deserialize_entity(ctxt, value)
+            for key, value in sent.items()})
+
+    def cast(self, ctxt, method, **arguments):
+        def do():
+            # Nobody hears of what becomes of it.
+            try:
+                self.call(ctxt, method, **arguments)
+            except Exception as error:
+                LOG.exception('%s fails', method)
+                self._cloud.failures.append(error)
+        if method == 'delete_volume':
+            # Cinder relies on that it takes its time.
+            self._cloud.later(do)
+        else:
+            do()
+
+
+class Remote:
+    """The target of a node for ordinary connections."""
+
+    def __init__(self, node):
+        self._node = node
+        self.exports = {}
+
+    def export(self, _ctxt, volume, device):
+        self.ensure(_ctxt, volume, device)
+        return {'provider_location': 'iscsi %s' % volume['name'],
+                'provider_auth': 'CHAP user password'}
+
+    def ensure(self, _ctxt, volume, device):
+        if device.rsplit('/', 1)[1] not in self._node.device_mapper.nodes:
+            raise exception.CommandFailed(command='tgt-admin', host='-',
+                                          reason='no device ' + device)
+        self.exports[volume['name']] = device
+
+    def unexport(self, _ctxt, volume):
+        self.exports.pop(volume['name'], None)
+
+    def connect(self, volume, _connector):
+        return {'driver_volume_type': 'iscsi',
+                'data': {'device_path': self.exports[volume['name']]}}
+
+    def disconnect(self, volume, connector):
+        pass
+
+
+class Connector:
+    """What Cinder itself connects disks with."""
+
+    def __init__(self, cloud):
+        self._cloud = cloud
+
+    def _mapped(self, path):
+        name = path.rsplit('/', 1)[1]
+        return next(node.device_mapper.nodes[name]
+                    for node in self._cloud.nodes.values()
+                    if name in node.device_mapper.nodes)
+
+    def connect_volume(self, data):
+        self._mapped(data['device_path']).open_count += 1
+        return {'path': data['device_path']}
+
+    def disconnect_volume(self, data, *_args, **_kwargs):
+        self._mapped(data['device_path']).open_count -= 1
+
+    def check_valid_device(self, *_args):
+        return True
+
+
+class Services(base.Cloud):
+    """Simulated nodes with a volume service on each.
+
+    :ivar managers: Cinder's managers by ``host@backend``
+    :ivar remotes: targets for ordinary connections, the same way
+    :ivar failures: of requests that nobody waited for
+    """
+
+    def __init__(self, case, hosts=(base.A, base.B)):
+        self.case = case
+        self.managers = {}
+        self.remotes = {}
+        self.failures = []
+        # Whose process it is that runs
+        self._processes = []
+        self._queue = []
+        patch = case.patch
+        patch('cinder.rpc.get_client',
+              side_effect=lambda target, version_cap=None, serializer=None:
+              Client(self, target, serializer))
+        patch('cinder_localstor.node.real.node',
+              side_effect=lambda _configuration: self.nodes[self.here])
+        patch('cinder_localstor.node.targets.RemoteTarget',
+              side_effect=lambda *_args: self.remotes[self.here])
+        patch('cinder_localstor.peers.rpc.PeerAPI',
+              side_effect=lambda host, _time: base.Peers(self, host))
+        patch('cinder_localstor.peers.rpc.serve')
+        patch('cinder_localstor.peers.directory.own_identity',
+              return_value=[])
+        patch('oslo_service.loopingcall.FixedIntervalLoopingCall')
+        patch('cinder_localstor.moves.scheduler.Scheduler.warm_up')
+        patch('cinder.volume.volume_utils.brick_get_connector',
+              side_effect=lambda *_args, **_kwargs: Connector(self))
+        patch('cinder.volume.volume_utils.brick_get_connector_properties',
+              side_effect=lambda *_args: self.connector(self.here))
+        patch('cinder.volume.volume_utils.copy_volume', side_effect=self._dd)
+        patch('cinder.manager.ThreadPoolManager._add_to_threadpool')
+        super().__init__(case, hosts)
+
+    @property
+    def here(self):
+        return self._processes[-1]
+
+    @contextlib.contextmanager
+    def process(self, host):
+        """In the process of a service."""
+        self._processes.append(host)
+        try:
+            yield
+        finally:
+            self._processes.pop()
+
+    def boot(self, host):
+        """Start a service, as cinder-volume does."""
+        self.remotes.setdefault(host, Remote(self.nodes[host]))
+        with self.process(host):
+            made = manager.VolumeManager(
+                volume_driver=DRIVER, service_name='local', host=host)
+            made.init_host(service_id=self.services[host].id)
+            assert made.driver.initialized, 'the driver does not start'
+        made.driver._service.scheduler._workers = base.Inline()
+        self.managers[host] = made
+        self.running[host] = made.driver._service
+        self.down.discard(host)
+
+    def reboot(self, host):
+        """Cut the power of a node and start its service again."""
+        self.nodes[host].cut_power()
+        self.remotes[host].exports.clear()
+        self.boot(host)
+
+    def later(self, work):
+        """Do something when all that is under way has ended."""
+        self._queue.append(work)
+        if not self._processes:
+            self._run_queue()
+
+    def _run_queue(self):
+        while self._queue:
+            self._queue.pop(0)()
+
+    def ask(self, host, method, /, **arguments):
+        """Let a service do something."""
+        try:
+            with self.process(host):
+                return getattr(self.managers[host], method)(self.ctxt,
+                                                            **arguments)
+        finally:
+            if not self._processes:
+                self._run_queue()
+
+    def driver(self, volume):
+        return self.managers[self.host_of(volume)].driver
+
+    def connector(self, host):
+        return {'host': host.split('@')[0], 'ip': '192.0.2.1',
+                'initiator': self.nodes[host].initiator.name()}
+
+    def _dd(self, source, destination, mebibytes, *_args, **_kwargs):
+        def node_of(path):
+            return next(node for node in self.nodes.values()
+                        if path.rsplit('/', 1)[1]
+                        in node.device_mapper.nodes)
+        for number in range(mebibytes // REGION_MIB):
+            node_of(destination).write(
+                destination, number, node_of(source).read(source, number))
+        node_of(destination).flush(destination)
+
+    # What Cinder's API asks of its services
+
+    def create(self, host=base.A, **values):
+        """A volume of 1 GiB with something written to each region."""
+        volume = objects.Volume(
+            self.ctxt, host=host + '#local', size=1, status='creating',
+            availability_zone='nova', use_quota=False,
+            volume_type_id=self.case.vt['id'],
+            project_id='project', user_id='user',
+            attach_status=fields.VolumeAttachStatus.DETACHED, **values)
+        volume.create()
+        rpcapi.VolumeAPI().create_volume(self.ctxt, volume, None, None,
+                                         allow_reschedule=False)
+        volume.refresh()
+        self.content[volume.id] = {}
+        if volume.status == 'available':
+            for number in range(16):
+                self.write(volume, number, 'first %d' % number)
+        return volume
+
+    def attach(self, volume, host, kind='local'):
+        """Attach a volume to an instance on a host; its attachment."""
+        attachment = self.reserve(volume)
+        connection = rpcapi.VolumeAPI().attachment_update(
+            self.ctxt, self.refresh(volume), self.connector(host),
+            attachment.id)
+        assert connection['driver_volume_type'] == kind, connection
+        # Nova says that it has the disk.
+        self.set_status(volume, 'in-use')
+        self.open_count(volume, +1)
+        return attachment
+
+    def open_count(self, volume, change):
+        """A guest opens the handle of a volume, or closes it."""
+        name = handles.handle_name(self.row(volume).name)
+        self.nodes[self.host_of(volume)].device_mapper.nodes[
+            name].open_count += change
+
+    def detach(self, volume, attachment):
+        """As Cinder's API does when an attachment is deleted."""
+        self.open_count(volume, -1)
+        rpcapi.VolumeAPI().attachment_delete(
+            self.ctxt, attachment.id, self.refresh(volume))
+        db.volume_detached(self.ctxt, volume.id, attachment.id)
+
+    def migrate(self, volume, to=base.B, force=True):
+        """Cinder's own migration."""
+        volume = self.refresh(volume)
+        volume.update({'status': 'maintenance',
+                       'previous_status': volume.status,
+                       'migration_status': 'starting'})
+        volume.save()
+        rpcapi.VolumeAPI().migrate_volume(
+            self.ctxt, volume, Backend(to + '#local', None, {}), force)
+        return self.refresh(volume)
+
+    def copy(self, volume, to):
+        """Write the content of a volume to another."""
+        for number, content in self.content[volume.id].items():
+            self.write(to, number, content)
+
+    def swap_begins(self, volume, to):
+        """Cinder's own migration of a volume in use, till Nova is asked.
+
+        :returns: the volume that Nova is asked to use, None if it is not
+        """
+        with mock.patch('cinder.compute.nova.API.update_server_volume'
+                        ) as ask:
+            volume = self.refresh(volume)
+            volume.update({'previous_status': volume.status,
+                           'migration_status': 'starting'})
+            volume.save()
+            rpcapi.VolumeAPI().migrate_volume(
+                self.ctxt, volume, Backend(to + '#local', None, {}), True)
+        if not ask.called:
+            return None
+        new = objects.Volume.get_by_id(self.ctxt, ask.call_args[0][3])
+        self.content[new.id] = {}
+        return new
+
+    def swap_ends(self, volume, new):
+        """Nova has copied a volume and uses the other."""
+        rpcapi.VolumeAPI().migrate_volume_completion(
+            self.ctxt, self.refresh(volume), self.refresh(new), False)
+
+    def delete(self, volume):
+        """Delete a volume; whether its row is gone."""
+        volume = self.refresh(volume)
+        volume.status = 'deleting'
+        volume.save()
+        rpcapi.VolumeAPI().delete_volume(self.ctxt, volume)
+        return volume.id not in [found.id for found in
+                                 objects.VolumeList.get_all(self.ctxt)]
+
+    def arrive(self, volume, to=base.B):
+        """Bring a volume to a node by an attachment, to the end."""
+        attachment = self.attach(volume, to)
+        self.settle()
+        return attachment
