@@ -273,7 +273,9 @@ class RequestsWait(LocalStorException):
 class GenerationTooOld(LocalStorException):
     message = _("Logical volume '%(name)s' on %(host)s holds generation "
                 "%(found)s of volume %(volume_id)s, the present one is "
-                "%(expected)s. It is an old copy and is not activated.")
+                "%(expected)s. It is not activated. Keep it: it may be the "
+                "only copy there is. Look with 'cinder-localstor status' on "
+                "all nodes for the present one.")
 
 
 class BlockSizesDiffer(LocalStorException):

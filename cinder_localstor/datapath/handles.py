@@ -168,6 +168,22 @@ class Handles:
             self._node.device_mapper.flush(self.path(copy))
             self._node.device_mapper.make_read_only(handle_name(copy))
 
+    def belong(self, standing: Standing) -> None:
+        """Let a copy's tags say whose it is and of which generation.
+
+        :raises LogicalVolumeMissing: there is no such copy
+        """
+        with self._lock(standing.name):
+            found = self._volume(standing.name).tags
+            own = transfer.tags(volume=standing.volume_id,
+                                generation=standing.generation)
+            keys = transfer.read_tags(own).keys()
+            old = frozenset(tag for tag in found
+                            if keys & transfer.read_tags(
+                                frozenset([tag])).keys())
+            self._node.volumes.retag(standing.name, add=own - found,
+                                     remove=old - own)
+
     @staticmethod
     def _lock(copy: str) -> contextlib.AbstractContextManager:
         return lockutils.lock('localstor-handle-' + copy)
@@ -267,7 +283,8 @@ class Handles:
             LOG.warning(
                 'Logical volume %(name)s holds generation %(generation)s of '
                 'volume %(volume)s, which lives elsewhere or is deleted. It '
-                'is not activated; remove it when nobody needs it any more.',
+                'is not activated, and kept: whether another copy is as new '
+                'is not known here.',
                 {'name': volume.name, 'volume': found['volume'],
                  'generation': found.get('generation', '?')})
 
@@ -298,8 +315,8 @@ class Handles:
     @staticmethod
     def _check_generation(standing: Standing, found: dict[str, str]) -> None:
         """:raises GenerationTooOld: the volume is elsewhere by now"""
-        generation = transfer.read_number(found, 'generation',
-                                          standing.generation)
+        generation = transfer.read_generation(found, standing.volume_id,
+                                              standing.generation)
         superseded = transfer.read_number(found, SEALED, 0)
         what = ''
         if 'move' in found:

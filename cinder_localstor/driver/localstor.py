@@ -151,6 +151,21 @@ class LocalStorDriver(driver.VolumeDriver):
             raise exception.GivenUp(volume_id=volume.id, size=new_size)
         self._mover.extend(ctxt, volume, new_size * units.Gi)
 
+    def update_migrated_volume(self, ctxt: context.RequestContext,
+                               volume: objects.Volume,
+                               new_volume: objects.Volume,
+                               original_volume_status: str
+                               ) -> dict[str, str | None]:
+        """Cinder has copied a volume to a new one, which takes its place.
+
+        The new copy is the volume's from here on, of its generation.
+        """
+        self._handles.belong(handles.Standing(
+            new_volume.name, volume.id,
+            rows.generation_of(ctxt, volume.id)))
+        return {'_name_id': new_volume.name_id,
+                'provider_location': new_volume.provider_location}
+
     def local_path(self, volume: objects.Volume) -> str:
         return self._handles.path(volume.name)
 

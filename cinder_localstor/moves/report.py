@@ -339,8 +339,8 @@ class _Judge:
         if not self._group.is_active(copy.name):
             yield _inactive(full_name)
         tags = transfer.read_tags(volume.tags)
-        generation = transfer.read_number(tags, 'generation',
-                                          copy.generation)
+        generation = transfer.read_generation(tags, copy.volume_id,
+                                              copy.generation)
         if 'move' in tags:
             yield 'the copy never arrived, of move %s' % tags['move']
         if generation < copy.generation:

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Cinder's own volume manager does with our volumes."""
 
+from unittest import mock
+
 from cinder import exception as cinder_exception
 from cinder import objects
 
+from cinder_localstor.datapath import handles
+from cinder_localstor.datapath import transfer
 from cinder_localstor import rows
 from tests.unit import base
 from tests.unit import services
@@ -93,3 +97,62 @@ class BackupTest(ManagerTestCase):
         answer = self.cloud.ask(A, 'get_backup_device', backup=backup)
         self.assertEqual(self.volume.id, answer['backup_device'].id)
         self.assertFalse(answer['is_snapshot'])
+
+
+class MigrationTest(ManagerTestCase):
+    """Cinder's own migration copies a volume to a new one."""
+
+    def test_volume_that_never_moved(self):
+        self.assertEqual('success', self.cloud.migrate(
+            self.volume).migration_status)
+        self.assertEqual(B, self.cloud.host_of(self.volume))
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+        self.cloud.reboot(B)
+        self.assert_whole()
+
+    def test_volume_that_has_moved_survives_a_reboot(self):
+        attachment = self.cloud.arrive(self.volume)
+        self.cloud.detach(self.volume, attachment)
+        self.cloud.migrate(self.volume, A)
+        self.assert_nothing_left(self.volume)
+        self.cloud.reboot(A)
+        self.assert_whole()
+
+    def test_copy_of_an_earlier_version_gets_its_handle(self):
+        attachment = self.cloud.arrive(self.volume)
+        self.cloud.detach(self.volume, attachment)
+        self.patch('cinder_localstor.driver.localstor.LocalStorDriver.'
+                   'update_migrated_volume', side_effect=NotImplementedError)
+        self.cloud.migrate(self.volume, A)
+        self.cloud.reboot(A)
+        self.assert_whole()
+        self.assertTrue(self.cloud.report(A).is_well)
+        self.cloud.arrive(self.volume)
+        self.assert_whole()
+
+    def test_migration_that_breaks_off_leaves_the_volume_as_it_was(self):
+        attachment = self.cloud.arrive(self.volume)
+        self.cloud.detach(self.volume, attachment)
+        belong = handles.Handles.belong
+
+        def and_die(*arguments):
+            belong(*arguments)
+            raise ValueError
+
+        with mock.patch.object(handles.Handles, 'belong', and_die):
+            self.cloud.migrate(self.volume, A)
+        for host in (A, B):
+            self.cloud.reboot(host)
+        self.assertEqual(B, self.cloud.host_of(self.volume))
+        self.assert_whole()
+        # Cinder shows the new copy as a volume of its own.
+        self.assertTrue(self.cloud.report(A).is_well)
+
+    def test_copy_is_of_the_volume_and_its_generation(self):
+        attachment = self.cloud.arrive(self.volume)
+        self.cloud.detach(self.volume, attachment)
+        self.cloud.migrate(self.volume, A)
+        disk, = self.cloud.nodes[A].volumes.disks.values()
+        self.assertEqual(transfer.tags(volume=self.volume.id, generation=2),
+                         disk.tags)
