@@ -46,6 +46,8 @@ pub(crate) mod kind {
     pub(crate) const COPY_WRITE: u64 = 10;
     pub(crate) const OPENING: u64 = 11;
     pub(crate) const VERIFY: u64 = 12;
+    /// As PASS, and durable when it ends.
+    pub(crate) const PASS_FUA: u64 = 13;
 }
 
 pub(crate) const fn io(kind: u64, detail: u64) -> Io {
@@ -384,7 +386,7 @@ impl Volume {
         if self.all_settled(first, end) {
             self.passing += 1;
             self.actions.push_back(Action::Write {
-                io: io(kind::PASS, u64::from(request.tag.0)),
+                io: passing(&request, fua),
                 device: Device::Data,
                 offset: request.offset,
                 length,
@@ -407,7 +409,7 @@ impl Volume {
         if self.all_settled(first, end) {
             self.passing += 1;
             self.actions.push_back(Action::Zero {
-                io: io(kind::PASS, u64::from(request.tag.0)),
+                io: passing(&request, fua),
                 device: Device::Data,
                 offset: request.offset,
                 length: request.length,
@@ -452,6 +454,11 @@ impl Volume {
         match io.0 >> 56 {
             kind::PASS => {
                 self.passing -= 1;
+                self.answer(Tag(detail as u32), result);
+            }
+            kind::PASS_FUA => {
+                self.passing -= 1;
+                self.durable_ended(result);
                 self.answer(Tag(detail as u32), result);
             }
             kind::DATA => self.data_ended(detail as u32, result, memory),
@@ -576,6 +583,15 @@ impl Volume {
                 .push_back(Action::Notice(Notice::Broken(device)));
         }
         self.retry = true;
+    }
+
+    /// What was to be durable on the destination has ended. If it failed, the
+    /// disk may have dropped what it had in its cache, as when a flush fails;
+    /// without space there was nothing to flush.
+    pub(crate) fn durable_ended(&mut self, result: Result<(), Failure>) {
+        if result.is_err_and(|failure| failure != Failure::NoSpace) {
+            self.fail(Device::Data);
+        }
     }
 
     /// A block of 4 KiB, if there is one beyond `reserved`.
@@ -718,6 +734,12 @@ impl Volume {
     pub fn bad_blocks(&self) -> impl Iterator<Item = u64> {
         self.hydration.bad_blocks().map(|block| block * BLOCK_SIZE)
     }
+}
+
+/// The name of what is passed through.
+const fn passing(request: &Request, fua: bool) -> Io {
+    let kind = if fua { kind::PASS_FUA } else { kind::PASS };
+    io(kind, request.tag.0 as u64)
 }
 
 /// The blocks that bytes lie in: the first, and the one after the last.

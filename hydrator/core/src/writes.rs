@@ -616,6 +616,10 @@ impl Volume {
         result: Result<(), Failure>,
         memory: &mut M,
     ) {
+        let slow = self.requests[index as usize];
+        if slow.fua && slow.phase == Phase::Writing {
+            self.durable_ended(result);
+        }
         let request = &mut self.requests[index as usize];
         request.pending -= 1;
         if let Err(failure) = result {

@@ -155,6 +155,13 @@ impl Disk {
         }
     }
 
+    /// What was not flushed is lost, as when a real disk fails a flush; the next
+    /// one succeeds.
+    pub fn drop_cache(&mut self) {
+        self.cache.clear();
+        self.visible.copy_from_slice(&self.durable);
+    }
+
     fn land(&mut self, offset: usize, content: &[u8], mut lands: impl FnMut(usize) -> bool) {
         self.clock += 1;
         let mut at = 0;

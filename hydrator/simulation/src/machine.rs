@@ -170,6 +170,8 @@ pub struct Sent {
 pub struct Faults {
     /// Of a hundred writes to the destination, so many fail.
     pub data: u8,
+    /// Of a hundred writes to the destination with FUA, so many fail.
+    pub durable: u8,
     /// Of a hundred writes to the metadata, so many fail.
     pub metadata: u8,
     /// Of a hundred flushes, so many fail.
@@ -191,6 +193,7 @@ impl Faults {
     fn of(&self, pending: &Pending, device: Device, random: &mut Rng) -> Option<Failure> {
         let (failing, failure) = match (pending, device) {
             (Pending::Flush { .. }, _) => (self.flushes, Failure::Io),
+            (Pending::Write { fua: true, .. }, Device::Data) => (self.durable, Failure::Io),
             (_, Device::Data) => (self.data, Failure::NoSpace),
             _ => (self.metadata, Failure::Io),
         };

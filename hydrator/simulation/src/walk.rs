@@ -284,6 +284,7 @@ impl Walk {
                     Vec::new()
                 },
                 data: self.random.u8(0..4),
+                durable: self.random.u8(0..12).saturating_sub(9),
                 metadata: self.random.u8(0..12).saturating_sub(9),
                 flushes: self.random.u8(0..12).saturating_sub(9),
                 away: self.random.u8(0..20),

@@ -477,6 +477,40 @@ fn a_kill_takes_nothing_that_was_answered_from_a_block_that_is_written_again() {
 }
 
 #[test]
+fn a_failed_write_with_fua_is_a_failed_flush() {
+    let mut config = config(16);
+    config.metadata_size = 16 * BLOCK as u64;
+    let (plain, fua) = (
+        Operation::Write { fua: false },
+        Operation::Write { fua: true },
+    );
+    let zeroes = Operation::WriteZeroes { fua: true };
+    // To a block that is settled, and to one that is not.
+    for (operation, block) in [(fua, 1), (zeroes, 1), (fua, 2), (zeroes, 2)] {
+        let mut random = Rng::with_seed(1);
+        let mut machine = new_machine(&config, &mut random);
+        submit(&mut machine, 1, plain, BLOCK, vec![1; BLOCK]);
+        result_of(&mut machine, 1, &mut random).expect("a write succeeds");
+        for tag in [2, 3] {
+            submit(&mut machine, tag, Operation::Flush, 0, Vec::new());
+            result_of(&mut machine, tag, &mut random).expect("a flush succeeds");
+            write(&mut machine, 5 * BLOCK, vec![5; BLOCK], &mut random);
+        }
+        submit(&mut machine, 4, plain, 0, vec![4; BLOCK]);
+        result_of(&mut machine, 4, &mut random).expect("a write succeeds");
+        machine.faults.durable = 100;
+        submit(&mut machine, 6, operation, block * BLOCK, vec![6; BLOCK]);
+        let failed = result_of(&mut machine, 6, &mut random);
+        assert_eq!(failed, Err(Failure::Io));
+        machine.data.drop_cache();
+        machine.faults.durable = 0;
+        submit(&mut machine, 7, Operation::Flush, 0, Vec::new());
+        let flushed = result_of(&mut machine, 7, &mut random);
+        assert_eq!(flushed, Err(Failure::Io), "{operation:?} {block}");
+    }
+}
+
+#[test]
 fn a_closed_volume_has_nothing_left_to_recover() {
     let mut random = Rng::with_seed(8);
     let config = config(16);
