@@ -41,6 +41,12 @@ LOCALSTOR_OPTS = [
                default=0, min=0,
                help='How many MiB per second arrive here at most, all volumes '
                     'together. 0 sets no limit. dm-clone does not heed it.'),
+    cfg.IntOpt('localstor_max_moves',
+               default=0, min=0,
+               help='How many volumes are copied to this node at the same '
+                    'time. Others that arrive are usable at once, too; the '
+                    'copying waits for its turn. A volume whose source is '
+                    'away does not count. 0 sets no limit.'),
     cfg.IntOpt('localstor_hydration_min_rate',
                default=10, min=1,
                help='How many MiB per second of a volume arrive here whatever '

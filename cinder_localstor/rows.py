@@ -12,6 +12,7 @@ starts from, so that of two that ask for the same only one gets it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 import dataclasses
 import datetime
 import json
@@ -38,6 +39,7 @@ SINCE = PREFIX + 'since'
 DONE = PREFIX + 'done'
 PROBLEM = PREFIX + 'problem'
 LEAVING = PREFIX + 'leaving'
+SHOWN = PREFIX + 'shown'
 SOURCE_HOST = PREFIX + 'source_host'
 DESTINATION_HOST = PREFIX + 'destination_host'
 GENERATION = PREFIX + 'generation'
@@ -60,6 +62,7 @@ class Move:
     :ivar done: names of the steps of that state that are done
     :ivar leaving: ids of the attachments that the source had at the start
     :ivar problem: what is wrong, '' if nothing is
+    :ivar shown: whether a guest may ever have used the destination's copy
     """
 
     transfer: transfer.Transfer
@@ -68,6 +71,7 @@ class Move:
     done: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
     problem: str = ''
+    shown: bool = True
 
     @property
     def move_id(self) -> str:
@@ -172,9 +176,11 @@ def begin(ctxt: context.RequestContext, volume: objects.Volume,
         'migration_status': 'target:%s' % volume.id,
         'display_name': 'move of %s' % volume.id,
         'admin_metadata': {STATE: state, SINCE: now.isoformat(), DONE: '',
-                           LEAVING: ','.join(leaving), **_flatten(move)},
+                           SHOWN: 'no', LEAVING: ','.join(leaving),
+                           **_flatten(move)},
     })
-    return Move(transfer=move, state=state, since=now, leaving=leaving)
+    return Move(transfer=move, state=state, since=now, leaving=leaving,
+                shown=False)
 
 
 def _flatten(move: transfer.Transfer) -> dict[str, str]:
@@ -194,7 +200,9 @@ def _unflatten(metadata: dict[str, str]) -> Move:
         since=datetime.datetime.fromisoformat(metadata[SINCE]),
         done=_words(metadata.get(DONE, '')),
         leaving=_words(metadata.get(LEAVING, '')),
-        problem=metadata.get(PROBLEM, ''))
+        problem=metadata.get(PROBLEM, ''),
+        # Moves that an earlier version has begun don't say.
+        shown=metadata.get(SHOWN) != 'no')
 
 
 def _read(kind: type, metadata: dict[str, str], prefix: str
@@ -253,6 +261,14 @@ def for_host(ctxt: context.RequestContext, host: str) -> list[Move]:
     return _moves(ctxt, models.Volume.id.in_(ids))
 
 
+def by_ids(ctxt: context.RequestContext, move_ids: Collection[str]
+           ) -> list[Move]:
+    """Those of some moves that have not ended, oldest first."""
+    if not move_ids:
+        return []
+    return _moves(ctxt, models.Volume.id.in_(move_ids))
+
+
 def change_state(ctxt: context.RequestContext, move: Move, state: str,
                  swap: bool = False) -> Move:
     """Take a move to another state; with `swap` the identities change places.
@@ -274,8 +290,9 @@ def change_state(ctxt: context.RequestContext, move: Move, state: str,
         _put(session, move.move_id, PROBLEM, '')
         if swap:
             _swap(session, move)
+            _put(session, move.move_id, SHOWN, 'yes')
     return dataclasses.replace(move, state=state, since=now, done=(),
-                               problem='')
+                               problem='', shown=move.shown or swap)
 
 
 def _swap(session: Any, move: Move) -> None:
@@ -355,6 +372,19 @@ def attachments(ctxt: context.RequestContext, volume_id: str
              'connector': json.loads(row.connector) if row.connector else {}}
             for row in db.volume_attachment_get_all_by_volume_id(
                 ctxt.elevated(), volume_id)]
+
+
+def attached(ctxt: context.RequestContext, volume_ids: Collection[str]
+             ) -> dict[str, set[str]]:
+    """Ids of the attachments of many volumes, by the volume's."""
+    found: dict[str, set[str]] = {}
+    row = models.VolumeAttachment
+    with db.main_context_manager.reader.using(ctxt.elevated()) as session:
+        for volume_id, attachment_id in session.query(
+                row.volume_id, row.id).filter(
+                row.volume_id.in_(volume_ids), row.deleted == sa.false()):
+            found.setdefault(volume_id, set()).add(attachment_id)
+    return found
 
 
 def new_move_id() -> str:

@@ -12,6 +12,7 @@ from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import regions
 from cinder_localstor.datapath import space
 from cinder_localstor.datapath import transfer
+from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.node import interface
 
@@ -37,6 +38,7 @@ class Destination:
         self._engines = paths
         self._handles = handles.Handles(node)
         self.space = space.Space(node.volumes, paths.configuration)
+        self._wipes = wipes.Wipes(node.volumes)
 
     def check(self) -> None:
         """:raises NoDataPath: volumes can't move to this node"""
@@ -243,11 +245,14 @@ class Destination:
             handles.handle_name(move.destination_name))
 
     def delete_destination(self, move: transfer.Transfer) -> None:
-        """Remove the copy that did not arrive, wiped."""
-        volumes = self._node.volumes
-        if move.destination_name in volumes.logical_volumes():
-            volumes.clear(move.destination_name)
-            volumes.remove(move.destination_name)
+        """Give the copy up that did not arrive: it is wiped and removed by
+        and by, and at once if it was never used.
+        """
+        self._wipes.give_up(move.destination_name)
+
+    def remove_unused(self, move: transfer.Transfer) -> None:
+        """Remove the copy that no guest was ever shown: nothing is on it."""
+        self._node.volumes.remove(move.destination_name)
 
 
 def choose_regions(size: int, configuration) -> dict[str, int]:

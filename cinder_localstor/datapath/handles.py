@@ -11,6 +11,7 @@ from oslo_log import log as logging
 import tenacity
 
 from cinder_localstor.datapath import transfer
+from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.node import interface
 
@@ -63,6 +64,7 @@ class Handles:
 
     def __init__(self, node: interface.Node) -> None:
         self._node = node
+        self._wipes = wipes.Wipes(node.volumes)
 
     def path(self, copy: str) -> str:
         """The device that everybody uses."""
@@ -79,13 +81,12 @@ class Handles:
         self._lay(interface.LogicalVolume(standing.name, size, tags))
 
     def delete(self, name: str) -> None:
-        """Remove a handle and its logical volume, wiped.
+        """Remove a handle, and have its logical volume wiped and removed.
 
         :raises VolumeInUse: somebody has the handle open
         """
         self._node.device_mapper.remove(handle_name(name))
-        self._node.volumes.clear(name)
-        self._node.volumes.remove(name)
+        self._wipes.give_up(name)
 
     def check_unused(self, name: str) -> None:
         """:raises VolumeInUse: somebody has the handle open"""
@@ -235,7 +236,8 @@ class Handles:
         volumes = self._node.volumes.logical_volumes()
         known = {standing.name for standing in wanted}
         for name, volume in volumes.items():
-            if name not in known and name not in others:
+            if (name not in known and name not in others
+                    and wipes.former_name(name) is None):
                 self._tell_of_stranger(volume)
         devices = self._node.device_mapper.devices()
         failures: dict[str, Exception] = {}

@@ -70,6 +70,5 @@ class Source:
         self._node.target.unexport(move.move_id)
 
     def delete_source(self, move: transfer.Transfer) -> None:
-        """Remove the source copy, wiped as volume_clear says."""
-        if move.source_name in self._node.volumes.logical_volumes():
-            self._handles.delete(move.source_name)
+        """Give the source copy up: it is wiped and removed by and by."""
+        self._handles.delete(move.source_name)

@@ -66,8 +66,9 @@ class LocalStorDriver(driver.VolumeDriver):
         self.configuration.append_config_values(opts.driver_options())
         self._backend_name = (
             self.configuration.safe_get('volume_backend_name') or 'localstor')
-        # Tests put a simulated node under the driver.
+        # Tests put a simulated node under the driver, and other workers.
         self._make_node = kwargs.get('make_node', real.node)
+        self._workers = kwargs.get('workers')
         self._rpc_server = None
         self._watch: loopingcall.FixedIntervalLoopingCall | None = None
         self._settling: loopingcall.FixedIntervalLoopingCall | None = None
@@ -95,7 +96,7 @@ class LocalStorDriver(driver.VolumeDriver):
         self._service = service.make(
             self.host, self._node,
             engines.Engines(self._node, configuration), self._peers,
-            configuration)
+            configuration, self._workers)
         self._mover = self._service.mover
         self._unfinished = unfinished.Unfinished(
             self.host, self._node.volumes, self._mover.extend)
@@ -144,6 +145,7 @@ class LocalStorDriver(driver.VolumeDriver):
             # What Cinder has of it may be from before it came home.
             volume = objects.Volume.get_by_id(ctxt, volume.id)
             self._handles.delete(volume.name)
+        self._service.scheduler.tend_wipes()
 
     def extend_volume(self, volume: objects.Volume, new_size: int) -> None:
         ctxt = context.get_admin_context()

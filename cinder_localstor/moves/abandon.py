@@ -48,7 +48,8 @@ def abandon(ctxt: context.RequestContext, move_id: str,
         move = rows.change_state(ctxt, move, state.value, swap=True)
     steps = [step.name for step in table.TABLE[state].steps
              if step.side is lost and step.name not in move.done]
-    return rows.record_done(ctxt, move, (*move.done, *steps))
+    return rows.record_done(ctxt, move, (*move.done, *steps,
+                                         table.LOST[lost]))
 
 
 def _host(move: rows.Move, side: table.Side) -> str:

@@ -9,6 +9,7 @@ from cinder.volume import volume_utils
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
+from cinder_localstor.datapath import wipes
 from cinder_localstor.moves import executor
 from cinder_localstor.moves import scheduler
 from cinder_localstor.node import interface
@@ -31,6 +32,7 @@ class Answers:
         self._steps = steps
         self._scheduler = periodic
         self._configuration = configuration
+        self._wipes = wipes.Wipes(node.volumes)
 
     def identify(self, ctxt: context.RequestContext) -> list[str]:
         """Names and addresses of this node."""
@@ -45,8 +47,20 @@ class Answers:
 
     def run(self, ctxt: context.RequestContext, move: dict[str, Any],
             steps: list[str]) -> None:
-        """Run steps of a move here."""
-        self._steps.run(ctxt, transfer.Transfer.from_dict(move), steps)
+        """Run steps of a move here.
+
+        None of them waits for a wipe: a copy that a step gives up is wiped by
+        and by, see :meth:`remaining`.
+        """
+        described = transfer.Transfer.from_dict(move)
+        self._scheduler.learn(described.move_id)
+        self._steps.run(ctxt, described, steps)
+        self._scheduler.tend_wipes()
+
+    def remaining(self, ctxt: context.RequestContext, names: list[str]
+                  ) -> list[str]:
+        """Which of some copies are here still, perhaps being wiped."""
+        return sorted(self._wipes.remaining(names))
 
     def is_source_used(self, ctxt: context.RequestContext,
                        move: dict[str, Any]) -> bool:

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Iterable
 import itertools
-from typing import Any
 
 from cinder import context
 from oslo_concurrency import lockutils
@@ -17,15 +17,13 @@ from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
+from cinder_localstor.moves import facts as facts_of
 from cinder_localstor.moves import table
-from cinder_localstor.node import interface
 from cinder_localstor import rows
 
 LOG = logging.getLogger(__name__)
 
-Devices = dict[str, interface.Device]
 RunOnPeer = Callable[[str, transfer.Transfer, list[str]], None]
-AskPeer = Callable[[str, transfer.Transfer], bool]
 
 
 class StepRunner:
@@ -35,7 +33,7 @@ class StepRunner:
                  on_destination: destination.Destination) -> None:
         self._sides = {table.Side.SOURCE: on_source,
                        table.Side.DESTINATION: on_destination}
-        self._steps = {step.name: step.side
+        self._steps = {step.name: step
                        for rules in table.TABLE.values()
                        for step in (*rules.steps, *table.SERVE)}
 
@@ -62,40 +60,73 @@ class StepRunner:
                 LOG.info('Move %(move)s of volume %(volume)s: %(step)s',
                          {'move': move.move_id, 'volume': move.volume_id,
                           'step': name})
-                getattr(self._sides[self._steps[name]], name)(move)
+                step = self._steps[name]
+                if step.unused and not now.shown:
+                    name = step.unused
+                getattr(self._sides[step.side], name)(move)
 
 
 class Executor:
     """Drives the moves that this node owns."""
 
-    def __init__(self, host: str, steps: StepRunner,
-                 arriving: destination.Destination,
-                 devices: Callable[[], Devices], run_on_peer: RunOnPeer,
-                 is_source_used: AskPeer) -> None:
-        """:param host: ``host@backend`` of this node
-        :param arriving: the destination side here, asked for progress
-        :param devices: the device-mapper nodes of this node
+    def __init__(self, steps: StepRunner, arriving: destination.Destination,
+                 tools: facts_of.Tools, run_on_peer: RunOnPeer) -> None:
+        """:param arriving: the destination side here
+        :param tools: what facts are read with
         :param run_on_peer: runs steps on another backend
-        :param is_source_used: asks another backend whether anybody has the
-            handle of a move's source open
         """
-        self.host = host
+        self.host = tools.host
         self._steps = steps
         self._arriving = arriving
-        self._devices = devices
+        self._tools = tools
         self._run_on_peer = run_on_peer
-        self._is_source_used = is_source_used
 
     def owns(self, move: rows.Move) -> bool:
         """Whether this node drives a move in its present state."""
+        return self.owner(move) == self.host
+
+    def owner(self, move: rows.Move) -> str:
+        """The ``host@backend`` that drives a move in its present state."""
+        return self._host_of(move, table.TABLE[table.State(move.state)].owner)
+
+    def look(self, ctxt: context.RequestContext, moves: Iterable[rows.Move],
+             whole: bool = False) -> facts_of.Look:
+        """A new look at the node, see :class:`facts.Look`."""
+        return facts_of.Look(ctxt, self._tools, moves, whole)
+
+    def has_work(self, move: rows.Move, look: facts_of.Look) -> bool:
+        """Whether there may be anything to do for a move; asks for no more
+        than what one look at the node tells of all its moves.
+
+        :raises Exception: a fact can't be read
+        """
         rules = table.TABLE[table.State(move.state)]
-        return self._host_of(move, rules.owner) == self.host
+        if rules.serves and self._misses_something(move, look):
+            return True
+        if self._transition(move, rules.at_once, look) is not None:
+            return True
+        for step in rules.steps:
+            if step.name not in move.done:
+                return 'turn' not in step.when or look.has_turn(move)
+        return self._transition(move, rules.transitions, look) is not None
+
+    def _misses_something(self, move: rows.Move, look: facts_of.Look) -> bool:
+        """Whether :meth:`_serve` has something to do, or to tell."""
+        hydration = look.progress(move).hydration
+        if hydration is engine.Hydration.OFF:
+            return (table.START_HYDRATION.name in move.done
+                    or not look.is_connected(move))
+        return (hydration not in (engine.Hydration.RUNNING,
+                                  engine.Hydration.DONE)
+                or hydration is engine.Hydration.RUNNING
+                and not look.is_connected(move))
 
     def drive(self, ctxt: context.RequestContext, move_id: str,
-              devices: Devices | None = None) -> table.State | None:
+              states: Container[table.State] = table.TABLE
+              ) -> table.State | None:
         """Take a move as far as it goes now.
 
-        :param devices: the node's devices if they are known already
+        :param states: those to leave; it stops where another begins
         :returns: the state it is in then; None when it is not ours to drive
         :raises Exception: a step failed; the move is as it was, and goes on
             from there the next time
@@ -106,26 +137,29 @@ class Executor:
                 if move is None or not self.owns(move):
                     return None
                 state = table.State(move.state)
-                after = self._advance(ctxt, move, devices)
+                if state not in states:
+                    return state
+                after = self._advance(ctxt, move)
                 if after in table.FINAL or after == state:
                     return after
-                devices = None
 
-    def _advance(self, ctxt: context.RequestContext, move: rows.Move,
-                 devices: Devices | None) -> table.State:
+    def _advance(self, ctxt: context.RequestContext, move: rows.Move
+                 ) -> table.State:
         state = table.State(move.state)
         rules = table.TABLE[state]
-        transition = self._transition(
-            ctxt, move, [found for found in rules.transitions
-                         if found.at_once], devices)
+        look = self.look(ctxt, [move])
+        transition = self._transition(move, rules.at_once, look)
         if transition is None:
+            before = move
             if rules.serves:
-                move = self._serve(ctxt, move, devices or self._devices())
-                devices = None
+                move = self._serve(ctxt, move, look)
             move = self._run_steps(ctxt, move, rules.steps)
-            transition = self._transition(ctxt, move, rules.transitions,
-                                          devices)
+            if move != before or rules.serves:
+                look = self.look(ctxt, [move])
+            transition = self._transition(move, rules.transitions, look)
         if transition is None:
+            if move.problem:
+                rows.record_problem(ctxt, move, '')
             return state
         if 'all_local' in transition.facts:
             # What counts as local from here on has to be so after a power
@@ -148,8 +182,10 @@ class Executor:
         # Steps of one side that follow each other go in one request.
         for (side, when), group in itertools.groupby(
                 todo, lambda step: (step.side, step.when)):
-            if when and not self._facts(ctxt, move, None).holds(when):
-                break
+            if when:
+                facts = facts_of.Facts(move, self.look(ctxt, [move]))
+                if not all(map(facts.holds, when)):
+                    break
             names = [step.name for step in group]
             self._run(ctxt, move, side, names)
             move = rows.record_done(ctxt, move, (*move.done, *names))
@@ -164,17 +200,15 @@ class Executor:
             self._run_on_peer(host, move.transfer, names)
 
     def _serve(self, ctxt: context.RequestContext, move: rows.Move,
-               devices: Devices) -> rows.Move:
+               look: facts_of.Look) -> rows.Move:
         """Build again what a restart of this node took away."""
-        progress = self._arriving.progress(move.transfer, devices)
+        progress = look.progress(move)
         if progress.hydration is engine.Hydration.MISSING:
             for step in table.SERVE:
                 self._run(ctxt, move, step.side, [step.name])
-            progress = self._arriving.progress(move.transfer,
-                                               self._devices())
+            progress = self.look(ctxt, [move]).progress(move)
         elif (progress.hydration is not engine.Hydration.DONE
-                and not self._arriving.is_connected(move.transfer,
-                                                    devices)):
+                and not look.is_connected(move)):
             for step in table.RECONNECT:
                 self._run(ctxt, move, step.side, [step.name])
         if progress.hydration is engine.Hydration.FAILED:
@@ -193,37 +227,28 @@ class Executor:
                 name for name in move.done if name != 'start_hydration'))
         return move
 
-    def _transition(self, ctxt: context.RequestContext, move: rows.Move,
-                    transitions: Iterable[table.Transition],
-                    devices: Devices | None) -> table.Transition | None:
-        facts = self._facts(ctxt, move, devices)
+    def undo(self, ctxt: context.RequestContext, move: rows.Move
+             ) -> rows.Move:
+        """Decide to take a move back that failed before its volume was used.
+
+        Whoever looks after the moves does what that needs.
+        """
+        return rows.change_state(ctxt, move, table.State.ABORTING.value)
+
+    @staticmethod
+    def _transition(move: rows.Move, transitions: Iterable[table.Transition],
+                    look: facts_of.Look) -> table.Transition | None:
+        facts = facts_of.Facts(move, look)
         for transition in transitions:
-            if all(facts.holds(name) for name in transition.facts):
+            if all(map(facts.holds, transition.facts)):
                 return transition
         return None
-
-    def _facts(self, ctxt: context.RequestContext, move: rows.Move,
-               devices: Devices | None) -> 'Facts':
-        return Facts(ctxt, move, self._arriving, devices, self._devices,
-                     self._is_source_used)
-
-    def undo(self, ctxt: context.RequestContext, move: rows.Move) -> None:
-        """Take a move back that failed before its volume was used.
-
-        What can't be undone now, because the peer is away, is by and by.
-        """
-        aborting = rows.change_state(ctxt, move, table.State.ABORTING.value)
-        try:
-            self.drive(ctxt, aborting.move_id)
-        except Exception as error:
-            LOG.warning('Move %(move)s is undone later: %(error)s',
-                        {'move': move.move_id, 'error': error})
-            rows.record_problem(ctxt, aborting, str(error))
 
     def discard(self, ctxt: context.RequestContext, move: rows.Move) -> bool:
         """End a move whose volume is being deleted.
 
-        What can't be done now is done later: the source is away, or the
+        What can't be done now is done later: the source is away, or the copy
+        has to be wiped, or the
         session to it does not end while its requests wait for another node.
 
         :returns: whether the destination's copy is gone
@@ -247,92 +272,3 @@ class Executor:
     def _host_of(self, move: rows.Move, side: table.Side) -> str:
         return (move.transfer.source_host if side is table.Side.SOURCE
                 else move.transfer.destination_host)
-
-
-class Facts:
-    """What is true of a move, read when it is asked for and only then."""
-
-    def __init__(self, ctxt: context.RequestContext, move: rows.Move,
-                 arriving: destination.Destination, devices: Devices | None,
-                 look: Callable[[], Devices], is_source_used: AskPeer
-                 ) -> None:
-        self._ctxt = ctxt
-        self._move = move
-        self._arriving = arriving
-        self._devices = devices
-        self._look = look
-        self._is_source_used = is_source_used
-        self._found: dict[str, Any] = {}
-
-    def holds(self, name: str) -> bool:
-        """Whether a fact of the table is true."""
-        if name not in self._found:
-            self._found[name] = getattr(self, '_' + name)()
-        return self._found[name]
-
-    def _ready(self) -> bool:
-        steps = table.TABLE[table.State(self._move.state)].steps
-        return all(step.name in self._move.done for step in steps)
-
-    def _attachments(self) -> set[str]:
-        return {row['id'] for row in rows.attachments(self._ctxt,
-                                                      self._move.volume_id)}
-
-    def _wanted(self) -> bool:
-        return not self._destination_left()
-
-    def _source_left(self) -> bool:
-        return not self._attachments().intersection(self._move.leaving)
-
-    def _destination_left(self) -> bool:
-        return not self._attachments().difference(self._move.leaving)
-
-    def _progress(self) -> engine.Progress:
-        if self._devices is None:
-            self._devices = self._look()
-        return self._arriving.progress(self._move.transfer, self._devices)
-
-    def _untouched(self) -> bool:
-        progress = self._progress()
-        return (progress.hydration is engine.Hydration.OFF
-                and progress.local == 0)
-
-    def _all_local(self) -> bool:
-        return self._progress().hydration is engine.Hydration.DONE
-
-    def _written(self) -> bool:
-        return self._progress().local > 0
-
-    def _source_unused(self) -> bool:
-        return not self._is_source_used(self._move.transfer.source_host,
-                                        self._move.transfer)
-
-    def _others(self) -> list[rows.Move]:
-        return [other for other in rows.for_volume(self._ctxt,
-                                                   self._move.volume_id)
-                if other.move_id != self._move.move_id]
-
-    def _may_copy(self) -> bool:
-        sealed = all('seal_source' in other.done for other in self._others()
-                     if other.state == table.State.MIGRATING
-                     and other.transfer.generation
-                     < self._move.transfer.generation)
-        return sealed and self._arriving.space.has_room()
-
-    def _source_free(self) -> bool:
-        copy = self._move.transfer.source_name
-        arrives = any(other.transfer.destination_name == copy
-                      and not set(table.LETS_GO).intersection(other.done)
-                      for other in self._others())
-        read = any(other.transfer.source_name == copy
-                   and 'unexport_source' not in other.done
-                   for other in self._others())
-        return not arrives and not read
-
-    def _passed_on(self) -> bool:
-        copy = self._move.transfer.destination_name
-        return any(other.transfer.source_name == copy
-                   and other.state in (table.State.COMPLETING,
-                                       table.State.DISCARDING)
-                   and 'unexport_source' in other.done
-                   for other in self._others())

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exports of one backend's source copies."""
 
+from collections.abc import Iterable
+
 from cinder import context
 from oslo_log import log as logging
 
@@ -27,19 +29,22 @@ class Exports:
         return (move.transfer.source_host == self.host
                 and table.TABLE[table.State(move.state)].serves)
 
-    def put_right(self) -> None:
+    def put_right(self, moves: Iterable[rows.Move]) -> None:
         """Export what a target daemon that was restarted has forgotten, and
         take away what no move knows of.
+
+        :param moves: that this node has a part in
         """
         ctxt = context.get_admin_context()
         try:
             exported = self._target.exported()
-            for move in rows.for_host(ctxt, self.host):
+            for move in moves:
                 if (self.serves_from_here(move)
                         and move.move_id not in exported):
                     self._export_again(move)
             # Other backends of the node may share the target daemon.
-            for move_id in self._target.remains():
+            for move_id in self._target.remains() - {
+                    move.move_id for move in moves}:
                 if rows.get(ctxt, move_id) is None:
                     LOG.warning('The export of move %s is left over and '
                                 'taken away', move_id)

@@ -40,11 +40,10 @@ class Mover:
 
     def __init__(self, host: str, node: interface.Node,
                  on_source: source.Source, built: handles.Handles,
-                 steps: executor.StepRunner, patient: executor.Executor,
-                 hasty: executor.Executor, periodic: scheduler.Scheduler,
-                 peers: rpc.PeerAPI, configuration: Any) -> None:
+                 steps: executor.StepRunner, hasty: executor.Executor,
+                 periodic: scheduler.Scheduler, peers: rpc.PeerAPI,
+                 configuration: Any) -> None:
         """:param host: ``host@backend`` of this node
-        :param patient: drives moves that nobody waits for
         :param hasty: drives moves that a user waits for
         """
         self.host = host
@@ -52,8 +51,7 @@ class Mover:
         self._source = on_source
         self._handles = built
         self._steps = steps
-        self._executor = patient
-        self._hasty = hasty
+        self._executor = hasty
         self._scheduler = periodic
         self._peers = peers
         self._configuration = configuration
@@ -101,19 +99,28 @@ class Mover:
                      if answer.get('thin') else -1),
             **destination.choose_regions(volume.size * units.Gi,
                                          self._configuration))
-        # Before the row is there for the periodic task to find
-        with self._scheduler.beginning(move_id):
-            move = rows.begin(ctxt, volume, described,
-                              table.State.PREPARING.value, peer, leaving)
-            try:
-                if (self._hasty.drive(ctxt, move_id)
-                        == table.State.PREPARING):
-                    raise exception.NotWanted(
-                        volume_id=volume.id, peer=peer.host, host=self.host)
-            except Exception:
-                with excutils.save_and_reraise_exception():
-                    self._executor.undo(ctxt, move)
+        try:
+            # Before the row is there for the periodic task to find
+            with self._scheduler.beginning(move_id):
+                move = rows.begin(ctxt, volume, described,
+                                  table.State.PREPARING.value, peer, leaving)
+                self._prepare(ctxt, move)
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                # Nobody waits for what has to be taken away again.
+                self._scheduler.look_after(move_id)
         self._peers.nudge(peer.host, move_id)
+
+    def _prepare(self, ctxt: context.RequestContext, move: rows.Move) -> None:
+        try:
+            if (self._executor.drive(ctxt, move.move_id)
+                    == table.State.PREPARING):
+                raise exception.NotWanted(
+                    volume_id=move.volume_id, host=self.host,
+                    peer=move.transfer.destination_host)
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                self._executor.undo(ctxt, move)
 
     def _check_decided(self, ctxt: context.RequestContext,
                        volume: objects.Volume, action: str) -> None:

@@ -58,7 +58,7 @@ class Recovery:
                   if copy.name not in arriving}.values()),
             others=(arriving | leaving
                     | rows.passing_copies(ctxt, self.host)))
-        self._scheduler.tend_exports()
+        self._scheduler.tend_exports(moves)
 
     def _needs_source(self, move: rows.Move) -> bool:
         return (move.transfer.source_host == self.host

@@ -23,6 +23,7 @@ from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
+from cinder_localstor.datapath import wipes
 from cinder_localstor.moves import table
 from cinder_localstor.node import interface
 from cinder_localstor.peers import directory
@@ -46,6 +47,8 @@ class Role(str, enum.Enum):
     STANDING = 'standing'
     SOURCE = 'source'
     ARRIVING = 'arriving'
+    # It was given up, and is wiped.
+    WIPING = 'wiping'
     # Nobody knows of it.
     LEFTOVER = 'leftover'
 
@@ -385,13 +388,16 @@ class _Judge:
                    "resume %s'" % (name, name))
 
     def _leftovers(self) -> Iterator[Copy]:
-        """Logical volumes with our tags that belong to nothing."""
+        """Logical volumes of ours that belong to nothing any more."""
         names = self._copy_names()
         moves = {move.move_id for move in self.facts.moves}
         found = {**self.facts.maps, **(self.facts.volumes or {})}
         for name, volume in found.items():
             tags = transfer.read_tags(volume.tags)
-            if tags and name not in names and tags.get('map') not in moves:
+            if wipes.former_name(name) is not None:
+                yield self._copy(name, tags.get('volume', ''), Role.WIPING,
+                                 [])
+            elif tags and name not in names and tags.get('map') not in moves:
                 copy = self._copy(name, tags.get('volume', ''),
                                   Role.LEFTOVER, [UNKNOWN])
                 yield dataclasses.replace(copy, size=volume.size)
@@ -411,7 +417,8 @@ class _Judge:
                 rate = self._average(move, progress)
                 stalled = self._is_stalled(move, progress)
         return Running(move_id=move.move_id, peer=peer, state=move.state,
-                       since=move.since, done=len(move.done),
+                       since=move.since,
+                       done=sum(step.name in move.done for step in steps),
                        steps=len(steps), progress=progress, rate=rate,
                        stalled=stalled)
 

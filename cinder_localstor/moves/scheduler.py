@@ -6,72 +6,94 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
+import functools
 import time
 from typing import Any
 
 from cinder import context
-import futurist
 from oslo_log import log as logging
 from oslo_utils import units
 
 from cinder_localstor.datapath import destination
+from cinder_localstor.datapath import transfer
+from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.moves import executor
 from cinder_localstor.moves import exports
+from cinder_localstor.moves import facts
+from cinder_localstor.moves import queues
 from cinder_localstor.moves import table
 from cinder_localstor.node import interface
+from cinder_localstor.peers import rpc
 from cinder_localstor import rows
 
 LOG = logging.getLogger(__name__)
 
-# Moves that are looked after at the same time.  Most of it is waiting for
-# peers, so one that is away must not keep the others waiting.
-WORKERS = 8
+# Workers of each queue.  Most of their work is waiting for peers.
+URGENT_WORKERS = 8
+SLOW_WORKERS = 8
+# A disk that is wiped serves guests, too.
+WIPERS = 2
 # Seconds
 SOON = 1
-# Stands among the busy moves for the look at all exports.
-EXPORTS = 'exports'
-# And for that at suspended logical volumes
-SUSPENDED = 'suspended'
-
-
-def _is_hydrating(move: rows.Move) -> bool:
-    return table.START_HYDRATION.name in move.done
+# Periods between two searches for moves that nobody has told us of: all other
+# queries find their rows by an index.
+SEARCH_EVERY = 60
+# Stand among the busy moves for what is no move
+EXPORTS, RATES, SUSPENDED = 'exports', 'rates', 'suspended'
 
 
 class Scheduler:
-    """Looks after the moves that this node drives."""
+    """Looks after the moves that this node drives, and wipes its copies.
+
+    There are three queues, and none of them waits for another: *urgent* is
+    what a guest may wait for or what keeps its data safe (seal, connect again,
+    export again, switch), *slow* is what comes before and after, *wipes* can
+    take hours.
+    """
 
     def __init__(self, host: str, node: interface.Node,
                  arriving: destination.Destination,
                  walker: executor.Executor, exported: exports.Exports,
-                 configuration: Any, workers: Any = None) -> None:
+                 peers: rpc.PeerAPI, configuration: Any, workers: Any = None
+                 ) -> None:
         """:param host: ``host@backend`` of this node
-        :param workers: where moves are looked after, a pool of its own if
-            it is None
+        :param workers: where all work is done, pools of its own if it is None
         """
         self.host = host
         self._node = node
         self._arriving = arriving
         self._executor = walker
         self._exports = exported
+        self._peers = peers
         self._configuration = configuration
-        self._workers = workers or futurist.ThreadPoolExecutor(WORKERS)
+        self._wipes = wipes.Wipes(node.volumes)
+        self._urgent = queues.Queue(URGENT_WORKERS, workers)
+        self._slow = queues.Queue(SLOW_WORKERS, workers)
+        self._wiping = queues.Queue(WIPERS, workers)
         self._busy: set[str] = set()
         # Moves that a user waits for; another that is still preparing has
         # been broken off.
         self._beginning: set[str] = set()
+        # Ids of the moves that this node has a part in
+        self._known: set[str] = set()
+        self._periods = 0
         # Moves that no full pool holds up, as far as this process knows
         self._flowing: set[str] = set()
 
     @contextlib.contextmanager
     def beginning(self, move_id: str) -> Iterator[None]:
         """Leave a move to whoever begins it."""
+        self.learn(move_id)
         self._beginning.add(move_id)
         try:
             yield
         finally:
             self._beginning.discard(move_id)
+
+    def learn(self, move_id: str) -> None:
+        """Hear of a move that this node has a part in."""
+        self._known.add(move_id)
 
     def warm_up(self) -> None:
         """Start in the background what the first move would wait for.
@@ -79,7 +101,7 @@ class Scheduler:
         That is the privileged daemons of the target and of os-brick.
         """
         for start in (self._node.target.warm_up, self._node.initiator.name):
-            self._workers.submit(self._warm_up, start)
+            self._slow.submit('', functools.partial(self._warm_up, start))
 
     def _warm_up(self, start: Callable[[], Any]) -> None:
         try:
@@ -88,36 +110,122 @@ class Scheduler:
             LOG.warning('The first move will have to wait, or fail: %s',
                         error)
 
+    # The periodic task
+
     def watch(self) -> None:
         """Take all moves that this node drives as far as they go.
 
-        The facts of all are read at once; then each is looked after on its
-        own, so that one which fails or hangs does not hold up the others.
+        What is to be known of all of them is read at once; then each is looked
+        after on its own, so that one which fails or hangs does not hold up the
+        others.
         """
         ctxt = context.get_admin_context()
         self._tend_suspended()
-        moves = rows.for_host(ctxt, self.host)
+        self.tend_wipes()
+        moves = self._moves(ctxt)
         if any(map(self._exports.serves_from_here, moves)):
-            self.tend_exports()
+            self.tend_exports(moves)
         owned = [move for move in moves if self._executor.owns(move)]
-        moves = [move for move in owned if move.move_id not in self._busy]
-        if not moves:
+        if not owned:
             return
-        limit = self._share_of_rate(owned)
+        look = self._executor.look(ctxt, moves, whole=True)
         self._look_at_space(owned)
-        devices = self._node.device_mapper.devices()
-        for move in moves:
-            self._busy.add(move.move_id)
-            self._workers.submit(self.look_after, move.move_id, devices,
-                                 limit)
+        self._tend_pace(owned, look)
+        for move in owned:
+            self._submit(move, look)
 
-    def _share_of_rate(self, owned: list[rows.Move]) -> int | None:
-        """Bytes per second that each volume may arrive with, None for no
-        limit.
+    def _moves(self, ctxt: context.RequestContext) -> list[rows.Move]:
+        """The moves that this node has a part in, oldest first."""
+        asked = self._known - self._beginning
+        if self._periods % SEARCH_EVERY == 0:
+            moves = rows.for_host(ctxt, self.host)
+        else:
+            moves = rows.by_ids(ctxt, set(self._known))
+        self._periods += 1
+        found = {move.move_id for move in moves}
+        self._known -= asked - found
+        self._known |= found
+        return moves
+
+    def _submit(self, move: rows.Move, look: facts.Look | None = None
+                ) -> None:
+        """Have a move looked after, in the queue that its state belongs to.
         """
-        rate = self._configuration.localstor_hydration_rate * units.Mi
-        arriving = sum(map(_is_hydrating, owned))
-        return rate // arriving if rate and arriving else None
+        if move.move_id in self._busy:
+            return
+        self._busy.add(move.move_id)
+        urgent = move.state in table.URGENT
+        peer = (move.transfer.source_host
+                if move.transfer.destination_host == self.host
+                else move.transfer.destination_host)
+        (self._urgent if urgent else self._slow).submit(
+            peer, functools.partial(self._work, move, urgent, look))
+
+    def _work(self, move: rows.Move, urgent: bool, look: facts.Look | None
+              ) -> None:
+        after = None
+        try:
+            after = self._look_after(move, urgent, look)
+        finally:
+            self._busy.discard(move.move_id)
+        if after is not None:
+            self._submit(after)
+
+    def _look_after(self, move: rows.Move, urgent: bool,
+                    look: facts.Look | None) -> rows.Move | None:
+        """Take a move as far as it goes in one queue.
+
+        :returns: the move if it goes on in the other
+        """
+        ctxt = context.get_admin_context()
+        try:
+            if move.move_id in self._beginning:
+                return None
+            broken_off = move.state in table.UNDONE_BY_FAILURE
+            if (look is not None and not broken_off
+                    and not self._executor.has_work(move, look)):
+                rows.record_problem(ctxt, move, self._lack_of_space(move))
+                return None
+            if broken_off:
+                move = self._executor.undo(ctxt, move)
+            after = self._executor.drive(ctxt, move.move_id, [
+                state for state in table.TABLE
+                if (state in table.URGENT) == urgent])
+            self.tend_wipes()
+            if after is table.State.MIGRATING:
+                self._tell_of_space(ctxt, move.move_id)
+            if after is None or after in table.FINAL or (
+                    after in table.URGENT) == urgent:
+                return None
+            return rows.get(ctxt, move.move_id)
+        except exception.MoveChanged as error:
+            LOG.info('%s', error)
+        except Exception as error:
+            LOG.warning('Move %(move)s waits: %(error)s',
+                        {'move': move.move_id, 'error': error})
+            found = rows.get(ctxt, move.move_id)
+            if found is not None:
+                rows.record_problem(ctxt, found, str(error))
+        return None
+
+    def look_after(self, move_id: str) -> None:
+        """Have a move looked after now, and not at the next period."""
+        self.learn(move_id)
+        move = rows.get(context.get_admin_context(), move_id)
+        if move is not None and self._executor.owns(move):
+            self._submit(move)
+
+    def look_soon(self, move: rows.Move) -> None:
+        """Look after a move when the call that is under way has ended.
+
+        Cinder removes an attachment's row only after it has told us.
+        """
+        def look() -> None:
+            time.sleep(SOON)
+            self.look_after(move.move_id)
+        self._slow.submit('', look)
+
+    # Fair shares of the rate, and the space of a thin pool
 
     def _look_at_space(self, owned: list[rows.Move]) -> None:
         if any(move.state == table.State.MIGRATING for move in owned):
@@ -127,25 +235,52 @@ class Scheduler:
                 LOG.error('How full the thin pool is can not be read: %s',
                           error)
 
-    def _pace(self, move: rows.Move, limit: int | None) -> rows.Move:
-        """Let a move copy as fast as it may now."""
-        if not self._arriving.space.has_room():
-            self._flowing.discard(move.move_id)
-            self._throttle(move, 0)
-        elif self._node.volumes.thin and move.move_id not in self._flowing:
-            # A helper that was stopped does not know why.
-            self._throttle(move, limit)
-            self._flowing.add(move.move_id)
-            return rows.record_problem(context.get_admin_context(), move, '')
-        elif limit is not None:
-            self._throttle(move, limit)
-        return move
+    def _lack_of_space(self, move: rows.Move) -> str:
+        """What is wrong with the space that a move needs, '' if nothing is.
+        """
+        if (move.state != table.State.MIGRATING
+                or self._arriving.space.has_room()):
+            return ''
+        return self._arriving.space.full
 
     def _tell_of_space(self, ctxt: context.RequestContext, move_id: str
                        ) -> None:
         move = rows.get(ctxt, move_id)
-        if move is not None and not self._arriving.space.has_room():
-            rows.record_problem(ctxt, move, self._arriving.space.full)
+        if move is not None and (full := self._lack_of_space(move)):
+            rows.record_problem(ctxt, move, full)
+
+    def _tend_pace(self, owned: list[rows.Move], look: facts.Look) -> None:
+        """Let what arrives have the same share of what the option allows,
+        and nothing arrive in a full pool.
+        """
+        rate = self._configuration.localstor_hydration_rate * units.Mi
+        moves = [move for move in owned
+                 if table.START_HYDRATION.name in move.done]
+        if (not moves or RATES in self._busy
+                or not rate and not self._node.volumes.thin):
+            return
+        limit = rate // max(1, len(look.hydrating())) if rate else None
+        self._busy.add(RATES)
+        self._urgent.submit('', functools.partial(self._set_pace, moves,
+                                                  limit))
+
+    def _set_pace(self, moves: list[rows.Move], limit: int | None) -> None:
+        try:
+            for move in moves:
+                self._pace(move, limit)
+        finally:
+            self._busy.discard(RATES)
+
+    def _pace(self, move: rows.Move, limit: int | None) -> None:
+        """Let a move copy as fast as it may now."""
+        if not self._arriving.space.has_room():
+            self._flowing.discard(move.move_id)
+            self._throttle(move, 0)
+        elif limit is not None or (self._node.volumes.thin
+                                   and move.move_id not in self._flowing):
+            # A helper that was stopped does not know why.
+            self._throttle(move, limit)
+            self._flowing.add(move.move_id)
 
     def _throttle(self, move: rows.Move, limit: int | None) -> None:
         try:
@@ -154,11 +289,12 @@ class Scheduler:
             LOG.warning('Move %(move)s goes on at its former rate: %(error)s',
                         {'move': move.move_id, 'error': error})
 
+    # What a command that died has left suspended
+
     def _tend_suspended(self) -> None:
-        """Resume in the background what a dead command left suspended."""
         if SUSPENDED not in self._busy:
             self._busy.add(SUSPENDED)
-            self._workers.submit(self._resume_abandoned)
+            self._urgent.submit('', self._resume_abandoned)
 
     def _resume_abandoned(self) -> None:
         try:
@@ -169,52 +305,54 @@ class Scheduler:
         finally:
             self._busy.discard(SUSPENDED)
 
-    def tend_exports(self) -> None:
-        """Let the target export what it should, in the background."""
+    # Exports
+
+    def tend_exports(self, moves: list[rows.Move]) -> None:
+        """Let the target export what it should, in the background.
+
+        :param moves: that this node has a part in
+        """
         if EXPORTS not in self._busy:
             self._busy.add(EXPORTS)
-            self._workers.submit(self._put_exports_right)
+            self._urgent.submit('', lambda: self._put_exports_right(moves))
 
-    def _put_exports_right(self) -> None:
+    def _put_exports_right(self, moves: list[rows.Move]) -> None:
         try:
-            self._exports.put_right()
+            self._exports.put_right(moves)
         finally:
             self._busy.discard(EXPORTS)
 
-    def look_after(self, move_id: str, devices: executor.Devices | None = None,
-                   limit: int | None = None) -> None:
-        """Take a move as far as it goes, and record what is in its way."""
-        ctxt = context.get_admin_context()
+    # Wipes
+
+    def tend_wipes(self) -> None:
+        """Have the copies wiped that were given up."""
+        for name in self._wipes.recorded():
+            if name not in self._busy:
+                self._busy.add(name)
+                self._wiping.submit('', functools.partial(self._wipe, name))
+
+    def _wipe(self, name: str) -> None:
         try:
-            move = rows.get(ctxt, move_id)
-            if move is None or move_id in self._beginning:
+            volume = self._node.volumes.logical_volumes().get(name)
+            if volume is None:
                 return
-            if _is_hydrating(move):
-                move = self._pace(move, limit)
-            if (move.state in table.UNDONE_BY_FAILURE
-                    and self._executor.owns(move)):
-                self._executor.undo(ctxt, move)
-            else:
-                state = self._executor.drive(ctxt, move_id, devices)
-                if state is table.State.MIGRATING:
-                    self._tell_of_space(ctxt, move_id)
-        except exception.MoveChanged as error:
-            LOG.info('%s', error)
+            LOG.info('Logical volume %s is wiped', name)
+            self._wipes.wipe(name)
+            LOG.info('Logical volume %s is wiped and removed', name)
+            self._tell_that_it_is_gone(volume)
         except Exception as error:
-            LOG.warning('Move %(move)s waits: %(error)s',
-                        {'move': move_id, 'error': error})
-            move = rows.get(ctxt, move_id)
-            if move is not None:
-                rows.record_problem(ctxt, move, str(error))
+            LOG.error('Logical volume %(name)s is not wiped yet: %(error)s',
+                      {'name': name, 'error': error})
         finally:
-            self._busy.discard(move_id)
+            self._busy.discard(name)
 
-    def look_soon(self, move: rows.Move) -> None:
-        """Look after a move when the call that is under way has ended.
-
-        Cinder removes an attachment's row only after it has told us.
-        """
-        def look() -> None:
-            time.sleep(SOON)
-            self.look_after(move.move_id)
-        self._workers.submit(look)
+    def _tell_that_it_is_gone(self, volume: interface.LogicalVolume) -> None:
+        """Let those look at once who would ask at their next period."""
+        ctxt = context.get_admin_context()
+        volume_id = transfer.read_tags(volume.tags).get('volume', '')
+        for move in rows.for_volume(ctxt, volume_id):
+            owner = self._executor.owner(move)
+            if owner == self.host:
+                self._submit(move)
+            else:
+                self._peers.nudge(owner, move.move_id)

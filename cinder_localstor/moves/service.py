@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All that one backend does about moves, put together."""
 
+from collections.abc import Collection
 import dataclasses
 from typing import Any
 
@@ -8,9 +9,11 @@ from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import source
+from cinder_localstor.datapath import wipes
 from cinder_localstor.moves import answers
 from cinder_localstor.moves import executor
 from cinder_localstor.moves import exports
+from cinder_localstor.moves import facts
 from cinder_localstor.moves import mover
 from cinder_localstor.moves import recovery
 from cinder_localstor.moves import scheduler
@@ -48,22 +51,30 @@ def make(host: str, node: interface.Node, paths: engines.Engines,
     arriving = destination.Destination(node, paths)
     steps = executor.StepRunner(on_source, arriving)
 
-    def make_executor(run_on_peer: executor.RunOnPeer) -> executor.Executor:
-        return executor.Executor(
-            host, steps, arriving, node.device_mapper.devices, run_on_peer,
-            peers.is_source_used)
+    wiped = wipes.Wipes(node.volumes)
 
-    patient = make_executor(peers.run)
+    def remaining(asked: str, names: Collection[str]) -> set[str]:
+        if asked == host:
+            return wiped.remaining(names)
+        return peers.remaining(asked, names)
+
+    tools = facts.Tools(
+        host, arriving, node.device_mapper.devices, node.initiator.connected,
+        peers.is_source_used, remaining,
+        facts.Turns(configuration.localstor_max_moves))
+    patient = executor.Executor(steps, arriving, tools, peers.run)
     # A user waits, so a peer that does not answer is given up soon.
-    hasty = make_executor(
+    hasty = executor.Executor(
+        steps, arriving, tools,
         lambda peer, moving, names: peers.run(peer, moving, names,
                                               patient=False))
     periodic = scheduler.Scheduler(
         host, node, arriving, patient,
-        exports.Exports(host, node.target, steps), configuration, workers)
+        exports.Exports(host, node.target, steps), peers, configuration,
+        workers)
     return Service(
-        mover=mover.Mover(host, node, on_source, built, steps, patient,
-                          hasty, periodic, peers, configuration),
+        mover=mover.Mover(host, node, on_source, built, steps, hasty,
+                          periodic, peers, configuration),
         scheduler=periodic,
         recovery=recovery.Recovery(host, built, periodic),
         answers=answers.Answers(host, node, on_source, arriving, steps,

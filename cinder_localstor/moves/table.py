@@ -14,7 +14,10 @@ fact                    known by  is true when
 ``all_local``           engine    every region has arrived
 ``may_copy``            both      no copy further back can be written, and
                                   there is space for what comes
+``turn``                node      it is among as many as may hydrate at a time
 ``source_free``         database  no other move uses the source's copy
+``source_gone``         source    its copy is wiped and removed
+``destination_gone``    node      so is the destination's
 ``passed_on``           database  the volume has arrived at a third node and
                                   has given its source, this copy, back
 ======================= ========= ===========================================
@@ -66,12 +69,15 @@ class Identity(str, enum.Enum):
 class Step:
     """Something that one side does, by the name of its method there.
 
-    :ivar when: a fact that it waits for, '' if it waits for nothing
+    :ivar when: facts that it waits for, asked for in this order
+    :ivar unused: the method that takes its place as long as no guest was
+        shown the destination's copy
     """
 
     side: Side
     name: str
-    when: str = ''
+    when: tuple[str, ...] = ()
+    unused: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +110,11 @@ class Rules:
     transitions: tuple[Transition, ...]
     serves: bool = False
 
+    @property
+    def at_once(self) -> tuple[Transition, ...]:
+        """The transitions that don't wait for the steps."""
+        return tuple(found for found in self.transitions if found.at_once)
+
 
 def _source(*names: str) -> tuple[Step, ...]:
     return tuple(Step(Side.SOURCE, name) for name in names)
@@ -127,11 +138,16 @@ DISMANTLE = _destination('remove_handle', 'disconnect_source',
                          'remove_engine', 'remove_map')
 
 # What is copied through a chain comes from its first copy.
-START_HYDRATION = Step(Side.DESTINATION, 'start_hydration', when='may_copy')
+START_HYDRATION = Step(Side.DESTINATION, 'start_hydration',
+                       when=('may_copy', 'turn'))
 
 # A copy that another move arrives at, or reads, is not in the way of the
 # volume: it can wait.
-DELETE_SOURCE = Step(Side.SOURCE, 'delete_source', when='source_free')
+DELETE_SOURCE = Step(Side.SOURCE, 'delete_source', when=('source_free',))
+
+# What was never written needs no wipe.
+DELETE_DESTINATION = Step(Side.DESTINATION, 'delete_destination',
+                          unused='remove_unused')
 
 TABLE: dict[State, Rules] = {
     State.PREPARING: Rules(
@@ -170,22 +186,27 @@ TABLE: dict[State, Rules] = {
                              'disconnect_source', 'remove_map',
                              'keep_destination'),
                *_source('unexport_source'), DELETE_SOURCE),
-        transitions=(Transition(State.SUCCESS, ('ready',)),)),
+        transitions=(Transition(State.SUCCESS, ('ready', 'source_gone')),)),
     State.ABORTING: Rules(
         owner=Side.SOURCE,
-        steps=(*DISMANTLE, *_destination('delete_destination'),
-               *_source('unexport_source')),
-        transitions=(Transition(State.ABORTED, ('ready',)),)),
+        steps=(*DISMANTLE, DELETE_DESTINATION, *_source('unexport_source')),
+        transitions=(Transition(State.ABORTED,
+                                ('ready', 'destination_gone')),)),
     State.DISCARDING: Rules(
         owner=Side.DESTINATION,
-        steps=(*DISMANTLE, *_destination('delete_destination'),
-               *_source('unexport_source'), DELETE_SOURCE),
-        transitions=(Transition(State.DISCARDED, ('ready',)),)),
+        steps=(*DISMANTLE, DELETE_DESTINATION, *_source('unexport_source'),
+               DELETE_SOURCE),
+        transitions=(Transition(State.DISCARDED,
+                                ('ready', 'destination_gone',
+                                 'source_gone')),)),
 }
 
 # States from which the volume may yet go back to where it was, so that it can
 # neither grow nor move on
 UNDECIDED = (State.PREPARING, State.STARTING)
+
+# In these a guest has the volume, or is about to: they go before all others.
+URGENT = tuple(state for state, rules in TABLE.items() if rules.serves)
 
 # From where a failure leads back to the volume as it was before the move
 UNDONE_BY_FAILURE = (State.PREPARING,)
@@ -198,6 +219,9 @@ ABANDONABLE = {State.STARTING: Side.DESTINATION,
                State.ABORTING: Side.DESTINATION,
                State.COMPLETING: Side.SOURCE,
                State.DISCARDING: Side.SOURCE}
+
+# The fact that is taken for granted with the steps of a lost node
+LOST = {Side.SOURCE: 'source_gone', Side.DESTINATION: 'destination_gone'}
 
 # Steps after which a move has no more to do with its destination's copy
 LETS_GO = ('keep_destination', 'delete_destination')

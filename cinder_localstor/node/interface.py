@@ -174,6 +174,10 @@ class VolumeGroup(abc.ABC):
         """
 
     @abc.abstractmethod
+    def active_names(self) -> set[str]:
+        """Names of all logical volumes whose device is there; no command."""
+
+    @abc.abstractmethod
     def create(self, name: str, size: int, tags: frozenset[str]) -> bool:
         """Make a logical volume; whether it was not there before.
 
@@ -202,6 +206,10 @@ class VolumeGroup(abc.ABC):
     def retag(self, name: str, add: frozenset[str],
               remove: frozenset[str]) -> None:
         """Change the tags of a logical volume."""
+
+    @abc.abstractmethod
+    def rename(self, name: str, new: str) -> None:
+        """Give a logical volume another name that no other has."""
 
     @abc.abstractmethod
     def remove(self, name: str) -> None:

@@ -37,6 +37,8 @@ MAPPED = re.compile(r'(?P<volume>(?:[^-]|--)+?)(?:_t(?:data|meta))?'
 # dm-thin answers ENODATA.  A power cut can come between LVM's metadata, which
 # have the volume then, and the pool's own.
 LOST = 'No data available'
+# ionice(1): what is wiped stands in nobody's way.
+IDLE = '-c3'
 # Cinder's share of a volume group that its thin pool gets
 POOL_SHARE = '95%VG'
 # Where guests' data can be seen: handles, helpers' devices, moves' sources
@@ -331,6 +333,12 @@ class LVMVolumeGroup(interface.VolumeGroup):
     def is_active(self, name: str) -> bool:
         return os.path.exists(self.path(name))
 
+    def active_names(self) -> set[str]:
+        try:
+            return set(os.listdir('/dev/' + self.name))
+        except FileNotFoundError:
+            return set()  # a group without volumes has no directory
+
     def create(self, name: str, size: int, tags: frozenset[str]) -> bool:
         arguments = ['lvcreate', '--yes', '--name', name]
         for tag in sorted(tags):
@@ -417,7 +425,8 @@ class LVMVolumeGroup(interface.VolumeGroup):
             volume.size // units.Mi, self.path(name),
             volume_clear=self._configuration.volume_clear,
             volume_clear_size=self._configuration.volume_clear_size,
-            volume_clear_ionice=self._configuration.volume_clear_ionice)
+            volume_clear_ionice=(self._configuration.volume_clear_ionice
+                                 or IDLE))
         # Before the volume goes, or nobody would know what is not wiped.
         self._flush()
 
@@ -433,6 +442,18 @@ class LVMVolumeGroup(interface.VolumeGroup):
                 self._run('lvchange', *arguments,
                           '%s/%s' % (self.name, name))
                 self._flush()
+
+    def rename(self, name: str, new: str) -> None:
+        with lockutils.lock(self._lock):
+            try:
+                self._run('lvrename', self.name, name, new)
+            except exception.CommandTimedOut:
+                raise
+            except exception.CommandFailed:
+                found = self.logical_volumes()
+                if name in found or new not in found:
+                    raise
+            self._flush()
 
     def remove(self, name: str) -> None:
         with lockutils.lock(self._lock):

@@ -42,7 +42,8 @@ BLKFLSBUF = 0x1261
 
 HYDRATOR = 'localstor-hydrator'
 PROGRAMS = frozenset(('dmsetup', 'iscsiadm', HYDRATOR, 'lvchange',
-                      'lvcreate', 'lvextend', 'lvmconfig', 'lvremove', 'lvs',
+                      'lvcreate', 'lvextend', 'lvmconfig', 'lvremove',
+                      'lvrename', 'lvs',
                       'modprobe', 'tgtadm', 'udevadm', 'vgchange', 'vgs'))
 
 # Those that write LVM's metadata.  Killed in a critical section they leave

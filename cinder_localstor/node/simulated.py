@@ -220,6 +220,9 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
     def is_active(self, name: str) -> bool:
         return name in self.disks and name not in self.lost
 
+    def active_names(self) -> set[str]:
+        return set(self.disks) - self.lost
+
     @_fallible
     def create(self, name: str, size: int, tags: frozenset[str]) -> bool:
         if self.is_active(name):
@@ -260,13 +263,23 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         disk.tags = (disk.tags | add) - remove
 
     @_fallible
+    def rename(self, name: str, new: str) -> None:
+        self._check_unused('rename', name)
+        assert new not in self.disks, new
+        self.disks[new] = self.disks.pop(name)
+
+    @_fallible
     def remove(self, name: str) -> None:
-        if self._is_used(self.path(name)):
-            raise exception.CommandFailed(
-                command='remove ' + self.path(name), host=self.faults.host,
-                reason='it is used by another device')
+        self._check_unused('remove', name)
         self.disks.pop(name, None)
         self.lost.discard(name)
+
+    def _check_unused(self, command: str, name: str) -> None:
+        if self._is_used(self.path(name)):
+            raise exception.CommandFailed(
+                command='%s %s' % (command, self.path(name)),
+                host=self.faults.host,
+                reason='it is used by another device')
 
     def suspended(self) -> set[str]:
         return set(self.abandoned)

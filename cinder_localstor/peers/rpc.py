@@ -8,10 +8,16 @@ harm.
 History::
 
     1.0  identify, examine, run, is_source_used, drive
+    1.1  remaining; a copy that ``run`` gives up is wiped after the answer
+
+A peer of 1.0 wipes a copy before it answers, and has nothing that remains.  It
+is asked nothing that it does not know: each call names the version that it
+came with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from cinder import context
@@ -22,7 +28,8 @@ import oslo_messaging as messaging
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 
-VERSION = '1.0'
+VERSION = '1.1'
+FIRST_VERSION = '1.0'
 TOPIC = 'cinder-localstor'
 
 # Seconds that a peer may work on a request that no user waits for, as long as
@@ -30,9 +37,13 @@ TOPIC = 'cinder-localstor'
 PATIENCE = 24 * 3600
 
 
-def _target(host: str) -> messaging.Target:
+# What a peer of an earlier version says to what it does not know
+UNSUPPORTED = 'UnsupportedVersion'
+
+
+def _target(host: str, version: str) -> messaging.Target:
     return messaging.Target(topic='%s.%s' % (TOPIC, host),
-                            server=host.partition('@')[0], version=VERSION)
+                            server=host.partition('@')[0], version=version)
 
 
 class Answers(Protocol):
@@ -54,6 +65,10 @@ class Answers(Protocol):
     def is_source_used(self, ctxt: context.RequestContext,
                        move: dict[str, Any]) -> bool:
         """Whether anybody has the handle of a move's source open."""
+
+    def remaining(self, ctxt: context.RequestContext, names: list[str]
+                  ) -> list[str]:
+        """Which of some copies are there still."""
 
     def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
         """Look after a move now."""
@@ -86,13 +101,17 @@ class Endpoint:
                        move: dict[str, Any]) -> bool:
         return self._answers.is_source_used(ctxt, move)
 
+    def remaining(self, ctxt: context.RequestContext, names: list[str]
+                  ) -> list[str]:
+        return self._answers.remaining(ctxt, names)
+
     def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
         self._answers.drive(ctxt, move_id)
 
 
 def serve(host: str, answers: Answers) -> messaging.rpc.RPCServer:
     """Answer the peers from now on."""
-    server = rpc.get_server(_target(host), [Endpoint(answers)])
+    server = rpc.get_server(_target(host, VERSION), [Endpoint(answers)])
     server.start()
     return server
 
@@ -108,8 +127,9 @@ class PeerAPI:
         self._timeout = timeout
 
     def _call(self, peer: str, about: str, method: str, patient: bool,
-              **arguments: Any) -> Any:
-        """:raises PeerDown: no answer came; what was done is unknown
+              version: str = FIRST_VERSION, **arguments: Any) -> Any:
+        """:param version: the first that has the method
+        :raises PeerDown: no answer came; what was done is unknown
         :raises PeerFailed: the peer says that it failed
         """
         ctxt = context.get_admin_context()
@@ -117,7 +137,7 @@ class PeerAPI:
             raise exception.PeerDown(peer=peer, volume_id=about,
                                      host=self.host,
                                      reason='its service is down')
-        client = rpc.get_client(_target(peer)).prepare(
+        client = rpc.get_client(_target(peer, version)).prepare(
             timeout=PATIENCE if patient else self._timeout,
             call_monitor_timeout=self._timeout if patient else None)
         try:
@@ -126,6 +146,10 @@ class PeerAPI:
             raise exception.PeerDown(
                 peer=peer, volume_id=about, host=self.host,
                 reason='no answer in %d seconds' % self._timeout) from error
+        except messaging.UnsupportedVersion as error:
+            raise exception.PeerFailed(
+                peer=peer, volume_id=about, step=method, reason=error,
+                kind=UNSUPPORTED) from error
         except messaging.RemoteError as error:
             raise exception.PeerFailed(
                 peer=peer, volume_id=about, step=method, kind=error.exc_type,
@@ -169,7 +193,17 @@ class PeerAPI:
         return self._call(peer, move.volume_id, 'is_source_used',
                           patient=False, move=move.as_dict())
 
+    def remaining(self, peer: str, names: Collection[str]) -> set[str]:
+        """Which of some copies a peer has still, or has not wiped yet."""
+        try:
+            return set(self._call(peer, '-', 'remaining', patient=False,
+                                  version='1.1', names=sorted(names)))
+        except exception.PeerFailed as error:
+            if error.kind != UNSUPPORTED:
+                raise
+            return set()
+
     def nudge(self, peer: str, move_id: str) -> None:
         """Let a peer look after a move now; it would do so later anyway."""
-        rpc.get_client(_target(peer)).cast(
+        rpc.get_client(_target(peer, FIRST_VERSION)).cast(
             context.get_admin_context(), 'drive', move_id=move_id)

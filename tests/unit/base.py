@@ -120,6 +120,9 @@ class Peers:
     def is_source_used(self, peer, move):
         return self._call(peer, 'is_source_used', move.as_dict())
 
+    def remaining(self, peer, names):
+        return set(self._call(peer, 'remaining', sorted(names)))
+
     def nudge(self, peer, move_id):
         pass  # lost: the periodic task has to do
 

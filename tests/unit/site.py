@@ -193,9 +193,9 @@ class Site(base.Cloud):
         with self._dying():
             driver = localstor.LocalStorDriver(
                 configuration=self._configuration, host=host,
-                make_node=lambda _configuration: self.nodes[host])
+                make_node=lambda _configuration: self.nodes[host],
+                workers=Queue(self, host))
             driver.do_setup(self.ctxt)
-            driver._service.scheduler._workers = Queue(self, host)
             self.running[host] = driver._service
             self.drivers[host] = driver
             try:

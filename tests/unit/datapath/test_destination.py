@@ -10,6 +10,7 @@ from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
+from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.node import interface
 from cinder_localstor.node import simulated
@@ -178,10 +179,16 @@ class EndTest(DestinationTestCase):
 
     def test_move_taken_back_leaves_nothing(self):
         self.do('remove_handle', 'disconnect_source', 'remove_engine',
-                'remove_map', 'delete_destination')
+                'remove_map', 'remove_unused')
         self.assertEqual(({}, {}, {}), (
             self.node.device_mapper.nodes, self.node.volumes.disks,
             self.node.initiator.sessions))
+
+    def test_copy_that_was_used_is_left_to_be_wiped(self):
+        self.do('remove_handle', 'disconnect_source', 'remove_engine',
+                'remove_map', 'delete_destination')
+        [name] = self.node.volumes.disks
+        self.assertEqual('volume-m', wipes.former_name(name))
 
     def test_handle_in_use_is_not_taken_away(self):
         self.node.device_mapper.nodes['volume-m-handle'].open_count = 1

@@ -7,6 +7,7 @@ from oslo_utils import units
 
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
+from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.node import interface
 from cinder_localstor.node import simulated
@@ -51,12 +52,13 @@ class OneVolumeTest(HandlesTestCase):
         self.create()
         self.assertEqual(['x-handle'], list(self.mapper.nodes))
 
-    def test_delete_leaves_nothing(self):
+    def test_delete_leaves_only_what_is_to_be_wiped(self):
         self.create()
         for _time in range(2):
             self.handles.delete('x')
-        self.assertEqual(({}, {}), (self.mapper.nodes,
-                                    self.node.volumes.disks))
+        self.assertEqual({}, self.mapper.nodes)
+        [name] = self.node.volumes.disks
+        self.assertEqual('x', wipes.former_name(name))
 
     def test_what_a_power_cut_took_as_it_was_made_is_made_again(self):
         self.create()
@@ -66,6 +68,7 @@ class OneVolumeTest(HandlesTestCase):
                          self.node.read('/dev/mapper/x-handle', 0))
 
     def test_lost_volume_is_deleted(self):
+        self.node.volumes.pool_size = 1 << 40
         self.create()
         self.lose()
         self.handles.delete('x')

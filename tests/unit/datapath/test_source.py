@@ -7,6 +7,7 @@ from unittest import mock
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
+from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.node import interface
 from cinder_localstor.node import simulated
@@ -104,15 +105,10 @@ class SourceTest(unittest.TestCase):
         self.source.unexport_source(self.move)
         self.assertEqual(set(), self.node.target.exported())
 
-    def test_deleted_source_leaves_nothing(self):
+    def test_source_is_given_up_and_nobody_waits_for_the_wipe(self):
         for _time in range(2):
             self.source.delete_source(self.move)
-        self.assertEqual(({}, {}), (self.node.volumes.disks,
-                                    self.node.device_mapper.nodes))
-
-    def test_source_is_wiped_before_it_is_removed(self):
-        self.source.delete_source(self.move)
-        called = self.called()
-        self.assertLess(called.index('clear'), len(called) - 1)
-        self.assertIn('SimulatedVolumeGroup.remove',
-                      self.node.faults.seen[-1])
+        self.assertEqual({}, self.node.device_mapper.nodes)
+        [name] = self.node.volumes.disks
+        self.assertEqual(MOVE.source_name, wipes.former_name(name))
+        self.assertNotIn('clear', self.called())

@@ -75,10 +75,10 @@ class NamesTest(base.BaseTestCase):
         facts = {fact for rules in table.TABLE.values()
                  for transition in rules.transitions
                  for fact in transition.facts}
-        facts |= {step.when for rules in table.TABLE.values()
-                  for step in rules.steps if step.when}
+        facts |= {fact for rules in table.TABLE.values()
+                  for step in rules.steps for fact in step.when}
         described = re.findall(r'^``(\w+)`` +'
-                               r'(?:steps|database|engine|source|both) ',
+                               r'(?:steps|database|engine|source|node|both) ',
                                page, re.MULTILINE)
         self.assertEqual(sorted(facts), sorted(described))
 

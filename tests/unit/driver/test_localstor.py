@@ -43,10 +43,10 @@ class DriverTestCase(base.TestCase):
     def make(self, host):
         made = localstor.LocalStorDriver(
             configuration=self.configuration, host=host,
-            make_node=lambda _configuration: self.cloud.nodes[host])
+            make_node=lambda _configuration: self.cloud.nodes[host],
+            workers=base.Inline())
         made.do_setup(self.ctxt)
         self.cloud.running[host] = made._service
-        made._service.scheduler._workers = base.Inline()
         return made
 
     def connect(self, connector, driver=None):

@@ -2,94 +2,10 @@
 
 from unittest import mock
 
-import ddt
-
-from cinder_localstor.datapath import engine
 from cinder_localstor import exception
-from cinder_localstor.moves import executor
 from cinder_localstor.moves import table
 from cinder_localstor import rows
 from tests.unit import base
-
-OFF, RUNNING, DIFFERS, DONE, FAILED, MISSING = (
-    engine.Hydration.OFF, engine.Hydration.RUNNING,
-    engine.Hydration.DIFFERS, engine.Hydration.DONE,
-    engine.Hydration.FAILED, engine.Hydration.MISSING)
-
-
-@ddt.ddt
-class FactsTest(base.TestCase):
-
-    def facts(self, hydration=OFF, local=0, attached=(), leaving=(),
-              state='migrating', done=(), used=True):
-        self.arriving = mock.Mock()
-        self.arriving.progress.return_value = engine.Progress(
-            hydration, local, 100)
-        self.patch('cinder_localstor.rows.attachments', return_value=[
-            {'id': name} for name in attached])
-        self.look = mock.Mock(return_value={})
-        move = mock.Mock(state=state, done=done, leaving=leaving)
-        return executor.Facts(self.ctxt, move, self.arriving, None,
-                              self.look, lambda host, move: used)
-
-    @ddt.data(((), (), True, True), (('old',), ('old',), False, True),
-              (('new',), ('old',), True, False),
-              (('old', 'new'), ('old',), False, False),
-              (('new',), (), True, False), ((), ('old',), True, True))
-    @ddt.unpack
-    def test_who_has_left(self, attached, leaving, source, destination):
-        facts = self.facts(attached=attached, leaving=leaving)
-        self.assertEqual((source, destination), (
-            facts.holds('source_left'), facts.holds('destination_left')))
-
-    @ddt.data((('old',), ('old',), False), (('new',), ('old',), True),
-              (('new',), (), True), ((), (), False))
-    @ddt.unpack
-    def test_wanted(self, attached, leaving, expected):
-        facts = self.facts(attached=attached, leaving=leaving)
-        self.assertEqual(expected, facts.holds('wanted'))
-
-    @ddt.data((0, False), (1, True))
-    @ddt.unpack
-    def test_written(self, local, expected):
-        self.assertEqual(expected, self.facts(OFF, local).holds('written'))
-
-    @ddt.data(True, False)
-    def test_source_unused(self, used):
-        self.assertEqual(not used,
-                         self.facts(used=used).holds('source_unused'))
-
-    @ddt.data((OFF, 0, True), (OFF, 1, False), (RUNNING, 0, False),
-              (MISSING, 0, False), (FAILED, 0, False), (DONE, 100, False))
-    @ddt.unpack
-    def test_untouched(self, hydration, local, expected):
-        self.assertEqual(expected,
-                         self.facts(hydration, local).holds('untouched'))
-
-    @ddt.data((OFF, False), (RUNNING, False), (DIFFERS, False), (DONE, True),
-              (FAILED, False), (MISSING, False))
-    @ddt.unpack
-    def test_all_local(self, hydration, expected):
-        # Bytes that say 100% of a broken engine are no arrival.
-        self.assertEqual(expected,
-                         self.facts(hydration, 100).holds('all_local'))
-
-    @ddt.data(((), False), (('seal_source',), False),
-              (('seal_source', 'start_hydration'), True))
-    @ddt.unpack
-    def test_ready(self, done, expected):
-        self.assertEqual(expected, self.facts(done=done).holds('ready'))
-
-    def test_state_without_steps_is_ready(self):
-        self.assertTrue(self.facts(state='starting').holds('ready'))
-
-    def test_fact_is_read_once_and_only_when_asked_for(self):
-        facts = self.facts()
-        self.look.assert_not_called()
-        for _time in range(2):
-            facts.holds('all_local')
-        self.look.assert_called_once_with()
-        rows.attachments.assert_not_called()
 
 
 class ExecutorTest(base.TestCase):

@@ -322,6 +322,28 @@ class RefusedTest(MoverTestCase):
         self.assertIn(base.B, str(error))
         self.assertEqual(base.A, self.cloud.host_of(self.volume))
 
+    def test_copy_that_was_never_used_is_not_wiped(self):
+        node = self.cloud.nodes[base.B]
+        node.faults.plan = simulated.Call('SimulatedInitiator.connect', 0,
+                                          simulated.Fault.ERROR)
+        clear = self.mock_object(node.volumes, 'clear')
+        self.assertRaises(exception.PeerFailed, self.cloud.move, self.volume)
+        self.cloud.settle()
+        clear.assert_not_called()
+        self.assert_whole()
+
+    def test_peer_that_hangs_later_does_not_hold_up_the_failed_attach(self):
+        self.cloud.nodes[base.B].faults.plan = simulated.Call(
+            'SimulatedInitiator.connect', 0, simulated.Fault.ERROR)
+        work = []
+        self.mock_object(base.Inline, 'submit',
+                         lambda _self, function, *args: work.append(function))
+        self.assertRaises(exception.PeerFailed, self.cloud.move, self.volume)
+        self.assertEqual(table.State.ABORTING, self.state())
+        for function in work:
+            function()
+        self.assert_whole()
+
     def test_other_block_size_leaves_the_volume_alone(self):
         self.cloud.nodes[base.B].volumes.block_size = lambda: 4096
         error = self.assertRaises(exception.PeerFailed, self.cloud.move,
@@ -415,6 +437,15 @@ class LiveMigrationTest(MoverTestCase):
         self.second.destroy()
         self.cloud.settle()
         self.assertEqual(base.B, self.cloud.host_of(self.volume))
+        self.assert_whole()
+
+    def test_destination_that_a_guest_was_shown_is_wiped(self):
+        clear = self.patch('cinder_localstor.node.simulated.'
+                           'SimulatedVolumeGroup.clear')
+        copy = self.cloud.row(self.volume).name
+        self.second.destroy()
+        self.cloud.settle()
+        self.assertIn(copy, clear.call_args.args[0])
         self.assert_whole()
 
 
@@ -713,12 +744,14 @@ class DiscardTest(MoverTestCase):
     def test_delete_in_mid_move_leaves_nothing(self):
         self.cloud.watch()
         self.delete()
+        self.cloud.watch()
         self.assertEqual([], self.cloud.leftovers([]))
 
     def test_delete_while_the_source_is_away_is_finished_later(self):
         self.cloud.watch()
         self.cloud.down.add(base.A)
         self.delete()
+        self.cloud.watch()
         self.assertEqual({}, self.cloud.nodes[base.B].volumes.disks)
         self.cloud.settle()
         self.assertEqual([], self.cloud.leftovers([]))

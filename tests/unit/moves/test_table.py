@@ -7,7 +7,7 @@ import ddt
 
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import source
-from cinder_localstor.moves import executor
+from cinder_localstor.moves import facts
 from cinder_localstor.moves import table
 
 SIDES = {table.Side.SOURCE: source.Source,
@@ -87,10 +87,10 @@ class TableTest(unittest.TestCase):
     @ddt.data(*STATES)
     def test_every_fact_can_be_read(self, state):
         rules = table.TABLE[state]
-        for facts in ([found.facts for found in rules.transitions]
-                      + [(step.when,) for step in rules.steps if step.when]):
-            for name in facts:
-                self.assertTrue(callable(getattr(executor.Facts,
+        for names in ([found.facts for found in rules.transitions]
+                      + [step.when for step in rules.steps]):
+            for name in names:
+                self.assertTrue(callable(getattr(facts.Facts,
                                                  '_' + name)))
 
     @ddt.data(*STATES)

@@ -164,6 +164,7 @@ class ThickTest(GroupTestCase):
                                       frozenset())),
               ('extend', 'lvextend', ('volume-1', 2 * units.Gi)),
               ('remove', 'lvremove', ('volume-1',)),
+              ('rename', 'lvrename', ('volume-1', 'volume-2')),
               ('retag', 'lvchange', ('volume-1', frozenset('a'),
                                      frozenset())),
               ('check', 'vgs', ()),
@@ -180,6 +181,7 @@ class ThickTest(GroupTestCase):
     @ddt.data(('create', 'lvcreate', ('volume-1', 2 * units.Gi,
                                       frozenset())),
               ('extend', 'lvextend', ('volume-1', 2 * units.Gi)),
+              ('rename', 'lvrename', ('volume-1', 'volume-2')),
               ('remove', 'lvremove', ('volume-1',)))
     @ddt.unpack
     def test_other_failure_is_passed_on(self, method, program, arguments):
@@ -204,6 +206,24 @@ class ThickTest(GroupTestCase):
         self.command.fail('lvremove', 'Failed to find logical volume '
                           '"disks/volume-1"')
         self.group.remove('volume-1')
+
+    def test_rename_is_one_command(self):
+        self.group.rename('volume-1', 'volume-2')
+        self.assertEqual(['lvrename disks volume-1 volume-2'],
+                         self.command.ran)
+
+    def test_rename_of_what_is_renamed_changes_nothing(self):
+        self.command.answer('lvs', lvs(row('volume-2')))
+        self.command.fail('lvrename', 'Existing logical volume "volume-1" '
+                          'not found in volume group "disks"')
+        self.group.rename('volume-1', 'volume-2')
+
+    @ddt.data((['volume-1'], {'volume-1'}), (FileNotFoundError, set()))
+    @ddt.unpack
+    def test_active_names_come_from_no_command(self, listed, expected):
+        self.patch('os.listdir', side_effect=[listed])
+        self.assertEqual(expected, self.group.active_names())
+        self.assertEqual([], self.command.ran)
 
     def test_retag_is_one_command(self):
         self.group.retag('volume-1', frozenset('ba'), frozenset('c'))
@@ -519,6 +539,7 @@ class CheckTest(GroupTestCase):
               ('extend', ('volume-1', 2 * units.Gi), 'lvextend'),
               ('retag', ('volume-1', frozenset('a'), frozenset()),
                'lvchange'),
+              ('rename', ('volume-1', 'volume-2'), 'lvrename'),
               ('remove', ('volume-1',), 'lvremove'))
     @ddt.unpack
     def test_change_is_durable_when_it_is_done(self, method, arguments,

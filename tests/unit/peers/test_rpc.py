@@ -36,6 +36,10 @@ class Answers:
     def run(self, _ctxt, move, steps):
         self._note('run', move, steps)
 
+    def remaining(self, _ctxt, names):
+        self._note('remaining', names)
+        return names[:1]
+
     def drive(self, _ctxt, move_id):
         self._note('drive', move_id)
 
@@ -71,6 +75,10 @@ class CallTest(RpcTestCase):
                          patient)
             self.assertEqual([('run', test_transfer.TRANSFER.as_dict(),
                                ['create_map'])], self.answers.asked)
+
+    def test_remaining(self):
+        self.assertEqual({'x'}, self.api.remaining(base.B, {'y', 'x'}))
+        self.assertEqual([('remaining', ['x', 'y'])], self.answers.asked)
 
     def test_nudge_waits_for_no_answer(self):
         self.answers.error = ValueError('not now')
@@ -130,10 +138,45 @@ class CallTest(RpcTestCase):
         self.assertEqual([], self.answers.asked)
 
 
+class FirstEndpoint:
+    """What a peer of the first version lets others call."""
+
+    target = messaging.Target(version='1.0')
+
+    def __init__(self, answers):
+        self.identify = answers.identify
+        self.examine = answers.examine
+        self.run = answers.run
+        self.drive = answers.drive
+
+
+class OlderPeerTest(CallTest):
+    """The peer has not been upgraded yet."""
+
+    def setUp(self):
+        with mock.patch.object(rpc, 'VERSION', '1.0'), \
+                mock.patch.object(rpc, 'Endpoint', FirstEndpoint):
+            super().setUp()
+
+    def test_remaining(self):
+        # It has wiped what it was told to before it answered.
+        self.assertEqual(set(), self.api.remaining(base.B, {'x'}))
+        self.assertEqual([], self.answers.asked)
+
+
+class OlderCallerTest(CallTest):
+    """This node has been upgraded, the one that asks has not."""
+
+    def setUp(self):
+        super().setUp()
+        self.patch('cinder_localstor.peers.rpc.VERSION', '1.0')
+
+
 @ddt.ddt
 class ExposedTest(RpcTestCase):
 
-    METHODS = {'identify', 'examine', 'run', 'is_source_used', 'drive'}
+    METHODS = {'identify', 'examine', 'run', 'is_source_used', 'remaining',
+               'drive'}
 
     def test_these_methods_and_no_others(self):
         self.assertEqual(self.METHODS, {

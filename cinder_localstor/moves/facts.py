@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is true of moves, as the table asks for it."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+import dataclasses
+import threading
+from typing import Any
+from typing import TypeVar
+
+from cinder import context
+
+from cinder_localstor.datapath import destination
+from cinder_localstor.datapath import engine
+from cinder_localstor.datapath import transfer
+from cinder_localstor.moves import table
+from cinder_localstor.node import interface
+from cinder_localstor import rows
+
+Answer = TypeVar('Answer')
+# Ids of moves that copy to a node, and of those that could
+Arriving = tuple[set[str], set[str]]
+Devices = dict[str, interface.Device]
+# The steps after which a copy has to be gone, by the fact that says so
+GIVEN_UP = {'source_gone': 'delete_source',
+            'destination_gone': 'delete_destination'}
+
+
+class Turns:
+    """How many moves hydrate on a node at the same time.
+
+    A volume whose move waits for its turn is used as any other; only the
+    background copy has not begun.
+    """
+
+    def __init__(self, most: int) -> None:
+        """:param most: how many may, 0 for any number"""
+        self._most = most
+        self._lock = threading.Lock()
+        # Whose hydration begins, but is not recorded yet
+        self._given: set[str] = set()
+
+    def are_free(self, move_id: str, arriving: Callable[[], Arriving]
+                 ) -> bool:
+        """Whether a move would get a turn, see :meth:`take`."""
+        if not self._most:
+            return True
+        hydrating, waiting = arriving()
+        with self._lock:
+            self._given &= waiting | {move_id}
+            return (move_id in self._given
+                    or len(hydrating | self._given) < self._most)
+
+    def take(self, move_id: str, arriving: Callable[[], Arriving]) -> bool:
+        """Give a move its turn, if there is one.
+
+        :param arriving: ids of the moves that copy, and of those that could
+            but have not begun
+        """
+        if not self.are_free(move_id, arriving):
+            return False
+        with self._lock:
+            self._given.add(move_id)
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Tools:
+    """What facts are read with.
+
+    :ivar host: ``host@backend`` of this node
+    :ivar arriving: the destination side here, asked for progress
+    :ivar devices: the device-mapper nodes of this node
+    :ivar sessions: IQNs of the sessions that work
+    :ivar is_source_used: asks a backend whether anybody has the handle of a
+        move's source open
+    :ivar remaining: asks a backend which of some copies it has still
+    :ivar turns: who of the moves that arrive here may hydrate
+    """
+
+    host: str
+    arriving: destination.Destination
+    devices: Callable[[], Devices]
+    sessions: Callable[[], Collection[str]]
+    is_source_used: Callable[[str, transfer.Transfer], bool]
+    remaining: Callable[[str, Collection[str]], set[str]]
+    turns: Turns
+
+
+class Look:
+    """One look at a node and at all that its moves need to know.
+
+    Each thing is read when it is first asked for, for all moves at once, and
+    never again; many may ask at the same time.
+    """
+
+    def __init__(self, ctxt: context.RequestContext, tools: Tools,
+                 moves: Iterable[rows.Move], whole: bool = False) -> None:
+        """:param moves: that will be asked about
+        :param whole: whether they are all that this node has a part in
+        """
+        self._ctxt = ctxt
+        self.tools = tools
+        self._moves = list(moves)
+        self._whole = whole
+        self._answers: dict[Any, Any] = {}
+        self._locks: dict[Any, threading.Lock] = collections.defaultdict(
+            threading.Lock)
+        self._lock = threading.Lock()
+
+    def _once(self, question: Any, ask: Callable[[], Answer]) -> Answer:
+        with self._lock:
+            lock = self._locks[question]
+        with lock:
+            if question not in self._answers:
+                self._answers[question] = ask()
+            return self._answers[question]
+
+    def devices(self) -> Devices:
+        """The device-mapper nodes of this node."""
+        return self._once('devices', self.tools.devices)
+
+    def sessions(self) -> Collection[str]:
+        """IQNs of the sessions that work."""
+        return self._once('sessions', self.tools.sessions)
+
+    def attachments(self, volume_id: str) -> set[str]:
+        """Ids of the attachments of a volume."""
+        wanted = {move.volume_id for move in self._moves}
+        return self._once('attachments', lambda: rows.attached(
+            self._ctxt, wanted)).get(volume_id, set())
+
+    def others(self, move: rows.Move) -> list[rows.Move]:
+        """The other moves of a move's volume."""
+        found = self._once(('moves', move.volume_id), lambda: rows.for_volume(
+            self._ctxt, move.volume_id))
+        return [other for other in found if other.move_id != move.move_id]
+
+    def beside(self, move: rows.Move) -> list[rows.Move]:
+        """As :meth:`others`, those of this node at least."""
+        if not self._whole:
+            return self.others(move)
+        return [other for other in self._moves
+                if other.volume_id == move.volume_id
+                and other.move_id != move.move_id]
+
+    def progress(self, move: rows.Move) -> engine.Progress:
+        """How far a move is that arrives here."""
+        return self.tools.arriving.progress(move.transfer, self.devices())
+
+    def is_connected(self, move: rows.Move) -> bool:
+        """Whether the source of a move that arrives here can be read."""
+        return self.tools.arriving.is_connected(
+            move.transfer, self.devices(), self.sessions())
+
+    def is_source_used(self, move: rows.Move) -> bool:
+        """Whether anybody but the target has the source's handle open."""
+        return self.tools.is_source_used(move.transfer.source_host,
+                                         move.transfer)
+
+    def is_left(self, host: str, name: str) -> bool:
+        """Whether a backend has a copy still, or has not wiped it yet."""
+        names = {name}
+        for move in self._moves:
+            described = move.transfer
+            names |= {copy for copy, at, step in (
+                (described.source_name, described.source_host,
+                 'delete_source'),
+                (described.destination_name, described.destination_host,
+                 'delete_destination')) if at == host and step in move.done}
+        return name in self._once(
+            ('remaining', host),
+            lambda: self.tools.remaining(host, sorted(names)))
+
+    def _arriving(self) -> Arriving:
+        return self._once('arriving', self._find_arriving)
+
+    def _find_arriving(self) -> Arriving:
+        moves = self._moves if self._whole else rows.for_host(
+            self._ctxt, self.tools.host)
+        hydrating: set[str] = set()
+        waiting: set[str] = set()
+        for move in moves:
+            if (move.state == table.State.MIGRATING
+                    and move.transfer.destination_host == self.tools.host
+                    and self.is_connected(move)):
+                started = table.START_HYDRATION.name in move.done
+                (hydrating if started else waiting).add(move.move_id)
+        return hydrating, waiting
+
+    def hydrating(self) -> set[str]:
+        """Ids of the moves that copy to this node, and could now."""
+        return self._arriving()[0]
+
+    def has_turn(self, move: rows.Move) -> bool:
+        """Whether a move would get its turn to hydrate."""
+        return self.tools.turns.are_free(move.move_id, self._arriving)
+
+    def take_turn(self, move: rows.Move) -> bool:
+        """Give a move its turn to hydrate, if there is one."""
+        return self.tools.turns.take(move.move_id, self._arriving)
+
+
+class Facts:
+    """What is true of a move, read when it is asked for and only then."""
+
+    def __init__(self, move: rows.Move, look: Look) -> None:
+        self._move = move
+        self._look = look
+        self._found: dict[str, bool] = {}
+
+    def holds(self, name: str) -> bool:
+        """Whether a fact of the table is true."""
+        if name not in self._found:
+            self._found[name] = getattr(self, '_' + name)()
+        return self._found[name]
+
+    def _ready(self) -> bool:
+        steps = table.TABLE[table.State(self._move.state)].steps
+        return all(step.name in self._move.done for step in steps)
+
+    def _attachments(self) -> set[str]:
+        return self._look.attachments(self._move.volume_id)
+
+    def _wanted(self) -> bool:
+        return not self._destination_left()
+
+    def _source_left(self) -> bool:
+        return not self._attachments().intersection(self._move.leaving)
+
+    def _destination_left(self) -> bool:
+        return not self._attachments().difference(self._move.leaving)
+
+    def _untouched(self) -> bool:
+        progress = self._look.progress(self._move)
+        return (progress.hydration is engine.Hydration.OFF
+                and progress.local == 0)
+
+    def _all_local(self) -> bool:
+        return (self._look.progress(self._move).hydration
+                is engine.Hydration.DONE)
+
+    def _written(self) -> bool:
+        return self._look.progress(self._move).local > 0
+
+    def _source_unused(self) -> bool:
+        return not self._look.is_source_used(self._move)
+
+    def _may_copy(self) -> bool:
+        sealed = all('seal_source' in other.done
+                     for other in self._look.others(self._move)
+                     if other.state == table.State.MIGRATING
+                     and other.transfer.generation
+                     < self._move.transfer.generation)
+        return sealed and self._look.tools.arriving.space.has_room()
+
+    def _source_free(self) -> bool:
+        copy = self._move.transfer.source_name
+        others = self._look.others(self._move)
+        arrives = any(other.transfer.destination_name == copy
+                      and not set(table.LETS_GO).intersection(other.done)
+                      for other in others)
+        read = any(other.transfer.source_name == copy
+                   and 'unexport_source' not in other.done
+                   for other in others)
+        return not arrives and not read
+
+    def _turn(self) -> bool:
+        return self._look.take_turn(self._move)
+
+    def _passed_on(self) -> bool:
+        copy = self._move.transfer.destination_name
+        return any(other.transfer.source_name == copy
+                   and other.state in (table.State.COMPLETING,
+                                       table.State.DISCARDING)
+                   and 'unexport_source' in other.done
+                   for other in self._look.beside(self._move))
+
+    def _source_gone(self) -> bool:
+        return self._is_gone('source_gone', self._move.transfer.source_host,
+                             self._move.transfer.source_name)
+
+    def _destination_gone(self) -> bool:
+        return self._is_gone('destination_gone',
+                             self._move.transfer.destination_host,
+                             self._move.transfer.destination_name)
+
+    def _is_gone(self, fact: str, host: str, name: str) -> bool:
+        # An operator may have said so, of a node that is lost for good.
+        return (fact in self._move.done
+                or GIVEN_UP[fact] in self._move.done
+                and not self._look.is_left(host, name))

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+
+from unittest import mock
+
+import ddt
+
+from cinder_localstor.datapath import engine
+from cinder_localstor.moves import facts
+from cinder_localstor import rows
+from tests.unit import base
+
+OFF, RUNNING, DIFFERS, DONE, FAILED, MISSING = (
+    engine.Hydration.OFF, engine.Hydration.RUNNING,
+    engine.Hydration.DIFFERS, engine.Hydration.DONE,
+    engine.Hydration.FAILED, engine.Hydration.MISSING)
+
+
+@ddt.ddt
+class FactsTest(base.TestCase):
+
+    def facts(self, hydration=OFF, local=0, attached=(), leaving=(),
+              state='migrating', done=(), used=True, left=()):
+        arriving = mock.Mock()
+        arriving.progress.return_value = engine.Progress(hydration, local,
+                                                         100)
+        self.patch('cinder_localstor.rows.attached', return_value={
+            'the volume': set(attached)})
+        self.devices = mock.Mock(return_value={})
+        self.remaining = mock.Mock(return_value=set(left))
+        tools = facts.Tools(base.B, arriving, self.devices, list,
+                            lambda host, move: used, self.remaining,
+                            facts.Turns(0))
+        move = mock.Mock(state=state, done=done, leaving=leaving,
+                         volume_id='the volume', transfer=mock.Mock(
+                             source_host=base.A, source_name='old copy',
+                             destination_host=base.B,
+                             destination_name='new copy'))
+        return facts.Facts(move, facts.Look(self.ctxt, tools, [move]))
+
+    @ddt.data(((), (), True, True), (('old',), ('old',), False, True),
+              (('new',), ('old',), True, False),
+              (('old', 'new'), ('old',), False, False),
+              (('new',), (), True, False), ((), ('old',), True, True))
+    @ddt.unpack
+    def test_who_has_left(self, attached, leaving, source, destination):
+        found = self.facts(attached=attached, leaving=leaving)
+        self.assertEqual((source, destination), (
+            found.holds('source_left'), found.holds('destination_left')))
+
+    @ddt.data((('old',), ('old',), False), (('new',), ('old',), True),
+              (('new',), (), True), ((), (), False))
+    @ddt.unpack
+    def test_wanted(self, attached, leaving, expected):
+        found = self.facts(attached=attached, leaving=leaving)
+        self.assertEqual(expected, found.holds('wanted'))
+
+    @ddt.data((0, False), (1, True))
+    @ddt.unpack
+    def test_written(self, local, expected):
+        self.assertEqual(expected, self.facts(OFF, local).holds('written'))
+
+    @ddt.data(True, False)
+    def test_source_unused(self, used):
+        self.assertEqual(not used,
+                         self.facts(used=used).holds('source_unused'))
+
+    @ddt.data((OFF, 0, True), (OFF, 1, False), (RUNNING, 0, False),
+              (MISSING, 0, False), (FAILED, 0, False), (DONE, 100, False))
+    @ddt.unpack
+    def test_untouched(self, hydration, local, expected):
+        self.assertEqual(expected,
+                         self.facts(hydration, local).holds('untouched'))
+
+    @ddt.data((OFF, False), (RUNNING, False), (DIFFERS, False), (DONE, True),
+              (FAILED, False), (MISSING, False))
+    @ddt.unpack
+    def test_all_local(self, hydration, expected):
+        # Bytes that say 100% of a broken engine are no arrival.
+        self.assertEqual(expected,
+                         self.facts(hydration, 100).holds('all_local'))
+
+    @ddt.data(((), False), (('seal_source',), False),
+              (('seal_source', 'start_hydration'), True))
+    @ddt.unpack
+    def test_ready(self, done, expected):
+        self.assertEqual(expected, self.facts(done=done).holds('ready'))
+
+    def test_state_without_steps_is_ready(self):
+        self.assertTrue(self.facts(state='starting').holds('ready'))
+
+    def test_fact_is_read_once_and_only_when_asked_for(self):
+        found = self.facts()
+        self.devices.assert_not_called()
+        for _time in range(2):
+            found.holds('all_local')
+        self.devices.assert_called_once_with()
+        rows.attached.assert_not_called()
+
+    @ddt.data(((), (), False), (('delete_source',), ('old copy',), False),
+              (('delete_source',), (), True),
+              # What an operator says of a node that is lost
+              (('source_gone',), ('old copy',), True))
+    @ddt.unpack
+    def test_source_gone(self, done, left, expected):
+        found = self.facts(state='completing', done=done, left=left)
+        self.assertEqual(expected, found.holds('source_gone'))
+
+    def test_all_copies_of_a_peer_are_asked_for_at_once(self):
+        found = self.facts(state='discarding', done=(
+            'delete_source', 'delete_destination'), left=('new copy',))
+        self.assertFalse(found.holds('destination_gone'))
+        self.assertTrue(found.holds('source_gone'))
+        self.assertEqual([mock.call(base.B, ['new copy']),
+                          mock.call(base.A, ['old copy'])],
+                         self.remaining.call_args_list)
+
+
+class TurnsTest(base.TestCase):
+
+    def take(self, turns, move_id, hydrating=(), waiting=()):
+        return turns.take(move_id, lambda: (set(hydrating), set(waiting)))
+
+    def test_without_a_limit_nobody_is_counted(self):
+        self.assertTrue(facts.Turns(0).take('one', mock.Mock(
+            side_effect=AssertionError)))
+
+    def test_turn_counts_before_it_is_recorded(self):
+        turns = facts.Turns(1)
+        for _time in range(2):
+            self.assertTrue(self.take(turns, 'one', (), ('one', 'two')))
+        self.assertFalse(self.take(turns, 'two', (), ('one', 'two')))
+
+    def test_turn_that_is_recorded_counts_once(self):
+        turns = facts.Turns(2)
+        self.take(turns, 'one', (), ('one', 'two'))
+        self.assertTrue(self.take(turns, 'two', ('one',), ('two',)))
+
+    def test_move_that_has_ended_or_lost_its_source_gives_its_turn_back(self):
+        turns = facts.Turns(1)
+        self.take(turns, 'one', (), ('one', 'two'))
+        self.assertTrue(self.take(turns, 'two', (), ('two',)))
