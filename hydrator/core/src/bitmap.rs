@@ -4,8 +4,8 @@
 //!
 //! Each sector of 512 bytes has a checksum of its own: a disk tears writes
 //! between sectors, and as bits are only ever set, old and new sectors may
-//! stand side by side. A sector of zeros is empty and has no checksum, so that
-//! a new bitmap is made by zeroing it. `FORMAT.md` has the layout.
+//! stand side by side. A new bitmap is written as one, from end to end: whatever
+//! has no checksum is damaged. `FORMAT.md` has the layout.
 
 use crate::superblock::u32_at;
 
@@ -34,10 +34,6 @@ pub struct Damaged;
 pub fn encode_sector(move_id: &[u8; 16], index: u64, words: &[u64], sector: &mut [u8]) {
     assert_eq!(words.len(), WORDS_PER_SECTOR);
     encode_words(words, sector);
-    if words.iter().all(|word| *word == 0) {
-        sector[504..512].fill(0);
-        return;
-    }
     sector[504..508].copy_from_slice(&MARK);
     let crc = checksum(move_id, index, &sector[..508]);
     sector[508..512].copy_from_slice(&crc.to_le_bytes());
@@ -63,9 +59,6 @@ pub fn decode_sector(
     if sector.len() != 512 {
         return Err(Damaged);
     }
-    if sector.iter().all(|byte| *byte == 0) {
-        return Ok(words);
-    }
     if sector[504..508] != MARK || u32_at(sector, 508) != checksum(move_id, index, &sector[..508]) {
         return Err(Damaged);
     }
@@ -73,6 +66,21 @@ pub fn decode_sector(
         *word = crate::superblock::u64_at(bytes, 0);
     }
     Ok(words)
+}
+
+/// The same in version 1 of the format, where a sector of zeros is an empty one.
+///
+/// # Errors
+/// As [`decode_sector`].
+pub fn decode_sector_v1(
+    move_id: &[u8; 16],
+    index: u64,
+    sector: &[u8],
+) -> Result<[u64; WORDS_PER_SECTOR], Damaged> {
+    if sector.iter().all(|byte| *byte == 0) {
+        return Ok([0; WORDS_PER_SECTOR]);
+    }
+    decode_sector(move_id, index, sector)
 }
 
 fn checksum(move_id: &[u8; 16], index: u64, bytes: &[u8]) -> u32 {

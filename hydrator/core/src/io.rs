@@ -269,6 +269,19 @@ pub enum OpenError {
     /// Neither superblock can be understood.
     #[error("no superblock on the metadata device: {0}")]
     Superblock(crate::superblock::Damage),
+    /// The metadata are damaged where they say what is local. To go on would
+    /// turn what the guest has flushed into what the source holds.
+    #[error(
+        "{count} parts of the metadata are damaged, the first is {first}, and with them is lost \
+         which blocks the guest has written: \"localstor-hydrator check\" tells what is at \
+         stake, and how to go on without it"
+    )]
+    Lost {
+        /// The first of them.
+        first: crate::Part,
+        /// How many there are.
+        count: u64,
+    },
     /// The metadata belong to another move.
     #[error("the metadata belong to another move")]
     ForeignMove {
@@ -284,12 +297,6 @@ pub enum OpenError {
         found: u64,
         /// As asked for.
         wanted: u64,
-    },
-    /// A sector of the bitmap does not have its checksum.
-    #[error("sector {sector} of the bitmap is damaged")]
-    Bitmap {
-        /// Counted from the bitmap's beginning, in units of 512 bytes.
-        sector: u64,
     },
     /// The metadata device is too small.
     #[error("the metadata need {needed} bytes, the device has {found}")]
@@ -317,6 +324,9 @@ pub trait Memory {
 
     /// A buffer of [`Config::extent_size`](crate::Config::extent_size) bytes.
     fn extent(&self, slot: u16) -> &[u8];
+
+    /// The same, to compose metadata in.
+    fn extent_mut(&mut self, slot: u16) -> &mut [u8];
 
     /// CRC-32C of a piece of a write's content, continued from `crc` as
     /// [`crc32c::crc32c_append`] does it.

@@ -2,36 +2,83 @@
 
 //! A block of the journal, as it lies on the metadata device.
 //!
-//! Block `sequence` lies at `sequence` modulo the journal's length. Each block
-//! stands for itself: any of them may be missing after a power cut, as they
-//! are written in parallel and only flushed when the guest flushes. `FORMAT.md`
-//! has the layout.
+//! Block `sequence` lies at `sequence` modulo the journal's length. Each of its
+//! eight sectors has header and checksum of its own and stands for itself: any
+//! of them may be missing after a power cut, as they are written in parallel
+//! and only flushed when the guest flushes, but a disk writes a sector or does
+//! not. So a sector that is none, in a journal that was written from end to end
+//! when it was new, was not left by a power cut: it is damaged. `FORMAT.md` has
+//! the layout.
 
 use crate::superblock::{u32_at, u64_at};
 
-/// Length of the header, in bytes.
-pub const HEADER: usize = 64;
+pub mod v1;
+
+/// Length of a sector, in bytes.
+pub const SECTOR: usize = 512;
+/// Sectors in a block.
+pub const SECTORS: usize = crate::BLOCK_SIZE as usize / SECTOR;
+/// Length of a sector's header, in bytes.
+pub const HEADER: usize = 44;
 /// Length of an entry, in bytes.
 pub const ENTRY: usize = 12;
+/// The most entries in a sector.
+pub const SECTOR_ENTRIES: usize = (SECTOR - HEADER) / ENTRY;
 /// The most entries in a block.
-pub const MAX_ENTRIES: usize = (crate::BLOCK_SIZE as usize - HEADER) / ENTRY;
+pub const MAX_ENTRIES: usize = SECTORS * SECTOR_ENTRIES;
+
+/// Up to here the header is the same in all sectors of a block.
+const COMMON: usize = 40;
 
 const KIND_SHIFT: u32 = 62;
 const BLOCK_MASK: u64 = (1 << KIND_SHIFT) - 1;
 
-/// What the head of a block says.
+/// What the head of a sector says; the same in all sectors of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The epoch it was written in.
+    /// The epoch it was written in; 0 if the journal was new.
     pub epoch: u64,
-    /// Its number, from 1 on in each epoch.
+    /// The block's number, from 1 on in each epoch.
     pub sequence: u64,
     /// Intents in blocks up to this one are local whatever the disk holds.
     pub settled: u64,
     /// Blocks before this one no longer count: the bitmap has it all.
     pub tail: u64,
-    /// Number of entries.
+    /// Number of entries in the block.
     pub entries: u16,
+}
+
+impl Header {
+    /// Of a block of a new journal, that lies at `place` of so many.
+    #[must_use]
+    pub const fn new(place: u64, blocks: u64) -> Self {
+        Self {
+            epoch: 0,
+            sequence: place + blocks,
+            settled: 0,
+            tail: 0,
+            entries: 0,
+        }
+    }
+
+    /// What stands for an epoch in which nothing was written yet.
+    pub(crate) const fn of_epoch(epoch: u64) -> Self {
+        Self {
+            epoch,
+            sequence: 1,
+            settled: 0,
+            tail: 0,
+            entries: 0,
+        }
+    }
+
+    /// How many of the block's entries are in sector `index` of it.
+    #[must_use]
+    pub fn entries_in(&self, index: usize) -> usize {
+        usize::from(self.entries)
+            .saturating_sub(index * SECTOR_ENTRIES)
+            .min(SECTOR_ENTRIES)
+    }
 }
 
 /// What is said of a block of the volume.
@@ -58,11 +105,11 @@ pub enum Entry {
     },
 }
 
-/// Why a block of the journal does not count.
+/// Why a sector of the journal is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Stale {
-    /// Never written, torn, of another move or of another epoch.
-    #[error("it does not have the checksum of this move and epoch")]
+pub enum Damaged {
+    /// Not what was written there.
+    #[error("it does not have the checksum of this move and place")]
     Checksum,
     /// Not what this program writes, though the checksum fits.
     #[error("its figures are out of bounds")]
@@ -95,81 +142,187 @@ pub fn encode_entry(entry: Entry, index: usize, block: &mut [u8]) {
         Entry::Local { block, count } => (1, block, count),
         Entry::Void { block } => (2, block, 0),
     };
-    let at = HEADER + index * ENTRY;
+    let sector = index / SECTOR_ENTRIES * SECTOR;
+    let at = sector + HEADER + index % SECTOR_ENTRIES * ENTRY;
     block[at..at + 8].copy_from_slice(&(kind << KIND_SHIFT | number & BLOCK_MASK).to_le_bytes());
     block[at + 8..at + 12].copy_from_slice(&value.to_le_bytes());
 }
 
-/// Write the header over entries that are in the block already.
+/// Write the headers over entries that are in the block already.
 ///
 /// # Panics
 /// If `block` is shorter than 4 KiB.
 pub fn encode_header(move_id: &[u8; 16], header: &Header, block: &mut [u8]) {
-    let end = HEADER + usize::from(header.entries) * ENTRY;
-    block[..HEADER].fill(0);
-    block[end..].fill(0);
-    block[4..6].copy_from_slice(&header.entries.to_le_bytes());
-    block[8..16].copy_from_slice(&header.epoch.to_le_bytes());
-    block[16..24].copy_from_slice(&header.sequence.to_le_bytes());
-    block[24..32].copy_from_slice(&header.settled.to_le_bytes());
-    block[32..40].copy_from_slice(&header.tail.to_le_bytes());
-    let crc = crc32c::crc32c_append(crc32c::crc32c(move_id), &block[4..end]);
-    block[0..4].copy_from_slice(&crc.to_le_bytes());
+    let mut head = [0; COMMON];
+    head[4..6].copy_from_slice(&header.entries.to_le_bytes());
+    head[8..16].copy_from_slice(&header.epoch.to_le_bytes());
+    head[16..24].copy_from_slice(&header.sequence.to_le_bytes());
+    head[24..32].copy_from_slice(&header.settled.to_le_bytes());
+    head[32..40].copy_from_slice(&header.tail.to_le_bytes());
+    let common = crc32c::crc32c_append(crc32c::crc32c(move_id), &head[4..]);
+    for index in 0..SECTORS {
+        let sector = &mut block[index * SECTOR..(index + 1) * SECTOR];
+        let end = HEADER + header.entries_in(index) * ENTRY;
+        sector[..COMMON].copy_from_slice(&head);
+        sector[COMMON..HEADER].copy_from_slice(&(index as u32).to_le_bytes());
+        sector[end..].fill(0);
+        let crc = crc32c::crc32c_append(common, &sector[COMMON..end]);
+        sector[0..4].copy_from_slice(&crc.to_le_bytes());
+    }
 }
 
-/// Read the header of a block, whatever it holds.
+/// Read the header of sector `index` of a block, whatever it holds.
 ///
 /// # Errors
-/// If it is none, or not whole.
-pub fn decode_header(move_id: &[u8; 16], block: &[u8]) -> Result<Header, Stale> {
-    let (Some(head), Some(count)) = (block.get(..HEADER), block.get(4..6)) else {
-        return Err(Stale::Bounds);
-    };
-    let entries = u16::from_le_bytes([count[0], count[1]]);
-    let end = HEADER + usize::from(entries) * ENTRY;
-    if usize::from(entries) > MAX_ENTRIES {
-        return Err(Stale::Checksum);
-    }
-    let content = block.get(4..end).ok_or(Stale::Bounds)?;
-    if u32_at(head, 0) != crc32c::crc32c_append(crc32c::crc32c(move_id), content) {
-        return Err(Stale::Checksum);
+/// If it is none.
+pub fn decode_header(move_id: &[u8; 16], index: usize, sector: &[u8]) -> Result<Header, Damaged> {
+    if sector.len() != SECTOR {
+        return Err(Damaged::Bounds);
     }
     let header = Header {
-        epoch: u64_at(head, 8),
-        sequence: u64_at(head, 16),
-        settled: u64_at(head, 24),
-        tail: u64_at(head, 32),
-        entries,
+        entries: u16::from_le_bytes([sector[4], sector[5]]),
+        epoch: u64_at(sector, 8),
+        sequence: u64_at(sector, 16),
+        settled: u64_at(sector, 24),
+        tail: u64_at(sector, 32),
     };
-    if header.sequence == 0 || header.settled >= header.sequence || header.tail > header.sequence {
-        return Err(Stale::Bounds);
+    let end = HEADER + header.entries_in(index) * ENTRY;
+    let crc = crc32c::crc32c_append(crc32c::crc32c(move_id), &sector[4..end]);
+    if u32_at(sector, 0) != crc || u32_at(sector, COMMON) as usize != index {
+        return Err(Damaged::Checksum);
+    }
+    if usize::from(header.entries) > MAX_ENTRIES
+        || header.sequence == 0
+        || header.settled >= header.sequence
+        || header.tail > header.sequence
+    {
+        return Err(Damaged::Bounds);
     }
     Ok(header)
 }
 
-/// The entries of a block whose header was read; what cannot be understood is
-/// left out.
-pub fn entries<'a>(header: &Header, block: &'a [u8]) -> impl Iterator<Item = Entry> + 'a {
-    block
-        .get(HEADER..)
-        .unwrap_or_default()
-        .chunks_exact(ENTRY)
-        .take(usize::from(header.entries))
-        .filter_map(|bytes| {
-            let word = u64_at(bytes, 0);
-            let value = u32_at(bytes, 8);
-            let block = word & BLOCK_MASK;
-            match word >> KIND_SHIFT {
-                0 => Some(Entry::Intent {
-                    block,
-                    checksum: value,
-                }),
-                1 => Some(Entry::Local {
-                    block,
-                    count: value,
-                }),
-                2 => Some(Entry::Void { block }),
-                _ => None,
-            }
-        })
+/// The entries of sector `index` of a block, whose header was read; what cannot
+/// be understood is left out.
+pub fn entries<'a>(
+    header: &Header,
+    index: usize,
+    sector: &'a [u8],
+) -> impl Iterator<Item = Entry> + 'a {
+    decode_entries(
+        sector.get(HEADER..).unwrap_or_default(),
+        header.entries_in(index),
+    )
+}
+
+fn decode_entries(bytes: &[u8], count: usize) -> impl Iterator<Item = Entry> + '_ {
+    bytes.chunks_exact(ENTRY).take(count).filter_map(|bytes| {
+        let word = u64_at(bytes, 0);
+        let value = u32_at(bytes, 8);
+        let block = word & BLOCK_MASK;
+        match word >> KIND_SHIFT {
+            0 => Some(Entry::Intent {
+                block,
+                checksum: value,
+            }),
+            1 => Some(Entry::Local {
+                block,
+                count: value,
+            }),
+            2 => Some(Entry::Void { block }),
+            _ => None,
+        }
+    })
+}
+
+/// What a journal says of itself: the newest epoch in it, and of that epoch the
+/// highest settled number and the highest tail.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    /// Of the newest block.
+    pub epoch: u64,
+    /// Blocks up to this one were flushed.
+    pub settled: u64,
+    /// Blocks before this one don't count.
+    pub tail: u64,
+}
+
+impl Window {
+    /// Take a header into account; whether it is of an epoch that makes all
+    /// that was seen before void.
+    pub fn see(&mut self, header: &Header) -> bool {
+        let newer = header.epoch > self.epoch;
+        if newer {
+            *self = Self {
+                epoch: header.epoch,
+                ..Self::default()
+            };
+        }
+        if header.epoch == self.epoch {
+            self.settled = self.settled.max(header.settled);
+            self.tail = self.tail.max(header.tail);
+        }
+        newer
+    }
+
+    /// The block that counts, or would, at a place of a journal of so many.
+    #[must_use]
+    pub const fn sequence_at(&self, place: u64, blocks: u64) -> u64 {
+        let tail = if self.tail == 0 { 1 } else { self.tail };
+        tail + (place + blocks - tail % blocks) % blocks
+    }
+}
+
+/// The headers of the sectors of a block that lies at `place` of a journal of
+/// so many; `None` for what is none, or belongs elsewhere.
+#[must_use]
+pub fn headers(
+    move_id: &[u8; 16],
+    place: u64,
+    blocks: u64,
+    block: &[u8],
+) -> [Option<Header>; SECTORS] {
+    let mut headers = [None; SECTORS];
+    let sectors = block.chunks_exact(SECTOR).enumerate();
+    for (header, (index, sector)) in headers.iter_mut().zip(sectors) {
+        *header = decode_header(move_id, index, sector)
+            .ok()
+            .filter(|header| header.sequence % blocks == place);
+    }
+    headers
+}
+
+/// Whether a block may have said something that is lost: the sectors at `place`
+/// of a journal of so many blocks have these headers.
+///
+/// Of a block that was flushed all sectors are there. A power cut leaves some of
+/// the other blocks as they were before, or each of their sectors old or new,
+/// but never a sector that is none.
+#[must_use]
+pub fn is_lost(
+    headers: &[Option<Header>; SECTORS],
+    window: &Window,
+    place: u64,
+    blocks: u64,
+) -> bool {
+    let sequence = window.sequence_at(place, blocks);
+    let counts = |header: &Header| header.epoch == window.epoch && header.sequence == sequence;
+    let entries_in = |index: usize| {
+        let sibling = headers.iter().flatten().find(|header| counts(header));
+        sibling.map(|header| header.entries_in(index))
+    };
+    if sequence <= window.settled {
+        // What says something is there, or else it is lost.
+        return (0..SECTORS).any(|index| {
+            !headers[index].is_some_and(|header| counts(&header)) && entries_in(index) != Some(0)
+        });
+    }
+    let mut whole = headers.iter().flatten();
+    let Some(first) = whole.next() else {
+        return true;
+    };
+    // Of two blocks: the newer one never arrived, the older one is not needed.
+    let torn = whole.any(|header| (header.epoch, header.sequence) != (first.epoch, first.sequence));
+    !torn
+        && counts(first)
+        && (0..SECTORS).any(|index| headers[index].is_none() && first.entries_in(index) > 0)
 }

@@ -37,6 +37,7 @@ mod log;
 mod map;
 mod opening;
 mod pace;
+mod part;
 mod rules;
 mod source;
 pub mod superblock;
@@ -50,6 +51,7 @@ pub use io::{
     Action, BLOCK_SIZE, Buffer, Device, Failure, Io, Memory, Notice, OpenError, Operation, Request,
     Tag, Time,
 };
+pub use part::{NoPart, Part};
 #[cfg(feature = "mutants")]
 pub use rules::Rule;
 pub use superblock::metadata_size;

@@ -222,6 +222,18 @@ impl Map {
         }
     }
 
+    /// Compose a sector of the bitmap from all that is local.
+    pub(crate) fn compose_all(&mut self, move_id: &[u8; 16], sector: u64, bytes: &mut [u8]) {
+        let at = sector as usize * WORDS_PER_SECTOR;
+        encode_sector(
+            move_id,
+            sector,
+            &self.local[at..at + WORDS_PER_SECTOR],
+            bytes,
+        );
+        self.trailers[sector as usize] = u64_at(bytes, TRAILER);
+    }
+
     pub(crate) const fn region_of(&self, block: u64) -> u64 {
         block >> self.region_shift
     }

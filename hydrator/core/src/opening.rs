@@ -7,24 +7,34 @@
 //! records in the bitmap what is local, and raises the epoch, which empties the
 //! journal. Until the new superblock is written nothing has changed but bits of
 //! what is local, so recovery can be interrupted and begun again at any point.
+//!
+//! What is damaged and may have said that something is local stops it before
+//! anything is written.
 
 use std::collections::HashMap;
 
-use crate::bitmap::{WORDS_PER_BITMAP_BLOCK, WORDS_PER_SECTOR, decode_sector};
-use crate::journal::{Entry, checksum, decode_header, entries};
+use crate::bitmap::{
+    SECTORS_PER_BITMAP_BLOCK, WORDS_PER_BITMAP_BLOCK, WORDS_PER_SECTOR, decode_sector,
+    decode_sector_v1,
+};
+use crate::journal::{self, Entry, Header, Window, checksum, encode_header};
 use crate::log::Log;
 use crate::map::Map;
 use crate::rules::Rule;
-use crate::superblock::{Damage, JOURNAL_FIRST, Superblock};
+use crate::superblock::{Damage, JOURNAL_FIRST, Superblock, Unusable, VERSION, VERSION_1, choose};
 use crate::volume::{State, io, kind};
-use crate::{Action, BLOCK_SIZE, Buffer, Device, Failure, Memory, Notice, OpenError, Volume};
+use crate::{Action, BLOCK_SIZE, Buffer, Device, Failure, Memory, Notice, OpenError, Part, Volume};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// All of the metadata are zeroed.
+    /// The superblocks are zeroed.
     Zero,
     /// The zeros are flushed.
     FlushZeros,
+    /// A journal that says nothing is written, and all of the bitmap.
+    Blank,
+    /// They are flushed.
+    FlushBlank,
     /// Both disks are flushed.
     Flush,
     /// Both superblocks are read.
@@ -41,8 +51,25 @@ enum Step {
     Bits,
     /// The metadata are flushed.
     Sync,
-    /// The new superblock is written.
-    Superblock,
+    /// A superblock of version 1 is written, to empty the journal that is
+    /// about to be replaced.
+    SuperblockV1,
+    /// The first copy of the new superblock is written.
+    First,
+    /// The second copy is written.
+    Second,
+}
+
+/// What a buffer for an extent is being filled with, in blocks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Chunk {
+    first: u64,
+    count: u64,
+    /// It cannot be read at once: bytes that were read piece by piece, or could
+    /// not be.
+    pieces: Option<u64>,
+    /// All of them could not be.
+    dead: bool,
 }
 
 /// How far the opening of a volume is.
@@ -53,11 +80,12 @@ pub(crate) struct Opening {
     pending: u32,
     /// The next block of what is being read, or intent that is compared.
     cursor: u64,
-    /// What each buffer for an extent is being filled with: first and count.
-    chunks: Vec<(u64, u64)>,
+    /// What each buffer for an extent is being filled with.
+    chunks: Vec<Chunk>,
     superblocks: [Result<Superblock, Damage>; 2],
-    settled: u64,
-    tail: u64,
+    window: Window,
+    /// Damaged parts of the metadata that may have said something.
+    lost: Vec<Part>,
     voids: HashMap<u64, u64>,
     /// Blocks and checksums of intents that are not settled.
     intents: Vec<(u64, u32)>,
@@ -74,8 +102,8 @@ impl Opening {
             cursor: 0,
             chunks: Vec::new(),
             superblocks: [Err(Damage::Short); 2],
-            settled: 0,
-            tail: 0,
+            window: Window::default(),
+            lost: Vec::new(),
             voids: HashMap::new(),
             intents: Vec::new(),
             comparing: Vec::new(),
@@ -111,7 +139,12 @@ impl Volume {
             let begun = core::mem::replace(&mut opening.begun, true);
             if begun && opening.pending == 0 {
                 match opening.step {
-                    Step::Bitmap | Step::Headers | Step::Entries | Step::Compare | Step::Bits => {}
+                    Step::Bitmap
+                    | Step::Headers
+                    | Step::Entries
+                    | Step::Compare
+                    | Step::Bits
+                    | Step::Blank => {}
                     _ => {
                         self.opening_next();
                         continue;
@@ -154,11 +187,16 @@ impl Volume {
                     io,
                     device: Device::Metadata,
                     offset: 0,
-                    length: self.wanted.metadata_size(),
+                    length: JOURNAL_FIRST * BLOCK_SIZE,
                     fua: false,
                 });
             }
-            Step::FlushZeros => self.opening_flush(Device::Metadata),
+            Step::Blank => {
+                for slot in 0..self.config.copies {
+                    self.write_blank(slot, memory);
+                }
+            }
+            Step::FlushZeros | Step::FlushBlank => self.opening_flush(Device::Metadata),
             Step::Sync => {
                 if self.rules.keep(Rule::FlushBeforeNewEpoch) {
                     self.opening_flush(Device::Metadata);
@@ -205,15 +243,59 @@ impl Volume {
                     self.write_metadata(io, at, slot, false);
                 }
             }
-            Step::Superblock => {
-                let Some(slot) = self.take_block(0) else {
-                    return;
-                };
-                self.wanted.encode(memory.block_mut(slot));
-                let io = self.opening_io(u64::from(slot));
-                self.write_metadata(io, self.wanted.location(), slot, true);
+            Step::SuperblockV1 => self.write_opened(self.wanted.location_v1(), memory),
+            Step::First => self.write_opened(0, memory),
+            Step::Second => self.write_opened(1, memory),
+        }
+    }
+
+    /// Write the superblock that was come to.
+    fn write_opened<M: Memory>(&mut self, location: u64, memory: &mut M) {
+        let Some(slot) = self.take_block(0) else {
+            return;
+        };
+        self.wanted.encode(memory.block_mut(slot));
+        let io = self.opening_io(u64::from(slot));
+        self.write_metadata(io, location, slot, true);
+    }
+
+    /// Write the next blocks of a journal that says nothing, and of a bitmap
+    /// that says what is local.
+    fn write_blank<M: Memory>(&mut self, slot: u16, memory: &mut M) {
+        let journal = self.superblock.journal_blocks;
+        let blocks = journal + self.superblock.bitmap_blocks;
+        let most = u64::from(self.config.region_blocks);
+        let Some(opening) = self.opening() else {
+            return;
+        };
+        let first = opening.cursor;
+        let count = most.min(blocks - first);
+        if count == 0 {
+            return;
+        }
+        opening.cursor += count;
+        let content = memory.extent_mut(slot);
+        for (at, block) in (first..first + count).zip(content.chunks_exact_mut(BLOCK_SIZE as usize))
+        {
+            if at < journal {
+                encode_header(&self.config.move_id, &Header::new(at, journal), block);
+                continue;
+            }
+            for (index, bytes) in (0..SECTORS_PER_BITMAP_BLOCK).zip(block.chunks_exact_mut(512)) {
+                let sector = (at - journal) * SECTORS_PER_BITMAP_BLOCK + index;
+                self.map.compose_all(&self.config.move_id, sector, bytes);
             }
         }
+        let io = self.opening_io(u64::from(slot));
+        self.metadata_written += count * BLOCK_SIZE;
+        self.actions.push_back(Action::Write {
+            io,
+            device: Device::Metadata,
+            offset: (JOURNAL_FIRST + first) * BLOCK_SIZE,
+            length: (count * BLOCK_SIZE) as u32,
+            buffer: Buffer::Extent { slot, offset: 0 },
+            fua: false,
+        });
     }
 
     /// Where the present step reads in the metadata: from, and how many blocks.
@@ -244,8 +326,12 @@ impl Volume {
             return;
         }
         opening.cursor += count;
-        opening.chunks.resize(copies, (0, 0));
-        opening.chunks[usize::from(slot)] = (at, count);
+        opening.chunks.resize(copies, Chunk::default());
+        opening.chunks[usize::from(slot)] = Chunk {
+            first: at,
+            count,
+            ..Chunk::default()
+        };
         let io = self.opening_io(u64::from(slot));
         self.actions.push_back(Action::Read {
             io,
@@ -254,6 +340,82 @@ impl Volume {
             length: (count * BLOCK_SIZE) as u32,
             buffer: Buffer::Extent { slot, offset: 0 },
         });
+    }
+
+    /// Read the next piece of a chunk that cannot be read at once; false if
+    /// there is none.
+    fn read_piece(&mut self, slot: u16) -> bool {
+        let Some(step) = self.opening().map(|opening| opening.step) else {
+            return false;
+        };
+        let (area, _) = self.chunk_area(step);
+        let unit = self.config.logical_block_size;
+        let Some(opening) = self.opening() else {
+            return false;
+        };
+        let chunk = opening.chunks[usize::from(slot)];
+        let Some(at) = chunk.pieces.filter(|at| *at < chunk.count * BLOCK_SIZE) else {
+            return false;
+        };
+        let io = self.opening_io(u64::from(slot));
+        self.actions.push_back(Action::Read {
+            io,
+            device: Device::Metadata,
+            offset: (area + chunk.first) * BLOCK_SIZE + at,
+            length: unit,
+            buffer: Buffer::Extent {
+                slot,
+                offset: at as u32,
+            },
+        });
+        true
+    }
+
+    /// A chunk of the metadata was read, or a piece of it, or not: what cannot
+    /// be read is as good as damaged.
+    fn chunk_ended<M: Memory>(
+        &mut self,
+        slot: u16,
+        result: Result<(), Failure>,
+        memory: &mut M,
+    ) -> Result<(), OpenError> {
+        let unit = u64::from(self.config.logical_block_size);
+        let version = self.superblock.version;
+        let Some(opening) = self.opening() else {
+            return Ok(());
+        };
+        let step = opening.step;
+        let chunk = &mut opening.chunks[usize::from(slot)];
+        match (&mut chunk.pieces, result) {
+            (None, Ok(())) => {}
+            (None, Err(_)) => {
+                chunk.pieces = Some(0);
+                chunk.dead = true;
+            }
+            (Some(at), result) => {
+                if let Err(failure) = result {
+                    if version == VERSION_1 {
+                        // Nothing would tell it from what was never written.
+                        return Err(OpenError::Device(Device::Metadata, failure));
+                    }
+                    let at = *at as usize;
+                    memory.extent_mut(slot)[at..at + unit as usize].fill(0);
+                } else {
+                    chunk.dead = false;
+                }
+                *at += unit;
+            }
+        }
+        let chunk = *chunk;
+        if self.read_piece(slot) {
+            return Ok(());
+        }
+        if let (true, Err(failure)) = (chunk.dead && chunk.count > 1, result) {
+            return Err(OpenError::Device(Device::Metadata, failure));
+        }
+        let content = &memory.extent(slot)[..(chunk.count * BLOCK_SIZE) as usize];
+        self.read_metadata(step, chunk.first, content);
+        Ok(())
     }
 
     /// Go to the next step; all of the present one has ended.
@@ -271,7 +433,13 @@ impl Volume {
                 self.wanted.generation = 1;
                 self.begin_map();
                 self.hydration.holes = self.config.destination_zeroed;
-                Step::Superblock
+                Step::Blank
+            }
+            Step::Blank => Step::FlushBlank,
+            Step::FlushBlank => {
+                self.wanted.version = VERSION;
+                self.wanted.generation += u64::from(self.superblock.version == VERSION_1);
+                Step::First
             }
             Step::Flush => Step::Superblocks,
             Step::Superblocks => {
@@ -282,8 +450,25 @@ impl Volume {
                 Step::Bitmap
             }
             Step::Bitmap => Step::Headers,
-            Step::Headers => Step::Entries,
+            Step::Headers => {
+                let newest = opening.window.epoch;
+                if newest > self.superblock.epoch {
+                    self.lose(Part::Superblock);
+                    return self.refuse_lost();
+                }
+                let epoch = self.superblock.epoch;
+                if let Some(opening) = self.opening() {
+                    // There may be no block of this epoch yet.
+                    if opening.window.see(&Header::of_epoch(epoch)) {
+                        opening.voids.clear();
+                    }
+                }
+                Step::Entries
+            }
             Step::Entries => {
+                if !opening.lost.is_empty() {
+                    return self.refuse_lost();
+                }
                 opening.intents.sort_unstable();
                 opening.intents.dedup();
                 if rules.keep(Rule::Compare) {
@@ -311,9 +496,18 @@ impl Volume {
                     complete: self.superblock.complete && self.map.remote() == 0,
                     ..self.superblock
                 };
-                Step::Superblock
+                if self.superblock.version == VERSION_1 {
+                    Step::SuperblockV1
+                } else {
+                    Step::First
+                }
             }
-            Step::Superblock => {
+            Step::SuperblockV1 => {
+                self.superblock = self.wanted;
+                Step::Blank
+            }
+            Step::First => Step::Second,
+            Step::Second => {
                 self.superblock = self.wanted;
                 self.log = Log::new(self.superblock.journal_blocks, self.config.unsettled);
                 // Twice, so that it need not grow for what was removed.
@@ -341,21 +535,31 @@ impl Volume {
         let Some(opening) = self.opening() else {
             return Ok(());
         };
-        let found = opening
-            .superblocks
-            .iter()
-            .flatten()
-            .filter(|superblock| superblock.move_id == move_id)
-            .max_by_key(|superblock| superblock.generation);
-        let Some(found) = found.copied() else {
-            return Err(match opening.superblocks {
-                [Ok(foreign), _] | [_, Ok(foreign)] => OpenError::ForeignMove {
-                    found: foreign.move_id,
-                },
-                [Err(Damage::Magic), Err(damage)] | [Err(damage), _] => {
-                    OpenError::Superblock(damage)
+        let mine = opening.superblocks.map(|copy| {
+            copy.and_then(|found| {
+                if found.move_id == move_id {
+                    Ok(found)
+                } else {
+                    Err(Damage::Magic)
                 }
-            });
+            })
+        });
+        let found = match choose(&mine) {
+            Ok(found) => found,
+            Err(Unusable::NewerLost(_)) => {
+                return Err(OpenError::Lost {
+                    first: Part::Superblock,
+                    count: 1,
+                });
+            }
+            Err(Unusable::Neither(damage)) => {
+                return Err(match opening.superblocks {
+                    [Ok(foreign), _] | [_, Ok(foreign)] => OpenError::ForeignMove {
+                        found: foreign.move_id,
+                    },
+                    _ => OpenError::Superblock(damage),
+                });
+            }
         };
         let config = &self.config;
         let figures = [
@@ -408,77 +612,131 @@ impl Volume {
         };
         opening.pending -= 1;
         let step = opening.step;
-        if let Err(failure) = result {
-            let device = match step {
-                Step::Compare => Device::Data,
-                _ => Device::Metadata,
-            };
-            return self.open_failed(OpenError::Device(device, failure));
-        }
-        match step {
-            Step::Superblocks => {
+        match (step, result) {
+            (Step::Superblocks, result) => {
                 let slot = (detail >> 8) as u16;
-                opening.superblocks[(detail & 1) as usize] = Superblock::decode(memory.block(slot));
+                let copy = match result {
+                    Ok(()) => Superblock::decode(memory.block(slot)),
+                    Err(_) => Err(Damage::Unreadable),
+                };
+                opening.superblocks[(detail & 1) as usize] = copy;
                 self.give_block(slot);
             }
-            Step::Bitmap | Step::Headers | Step::Entries => {
-                let slot = detail as u16;
-                let (first, count) = opening.chunks[usize::from(slot)];
-                let content = &memory.extent(slot)[..(count * BLOCK_SIZE) as usize];
-                if let Err(error) = self.read_metadata(step, first, content) {
+            (Step::Bitmap | Step::Headers | Step::Entries, result) => {
+                if let Err(error) = self.chunk_ended(detail as u16, result, memory) {
                     self.open_failed(error);
                 }
             }
-            Step::Compare => self.compare(detail as u16, memory),
-            Step::Bits | Step::Superblock => self.give_block(detail as u16),
+            (_, Err(failure)) => {
+                let device = match step {
+                    Step::Compare => Device::Data,
+                    _ => Device::Metadata,
+                };
+                self.open_failed(OpenError::Device(device, failure));
+            }
+            (Step::Compare, _) => self.compare(detail as u16, memory),
+            (Step::Bits | Step::SuperblockV1 | Step::First | Step::Second, _) => {
+                self.give_block(detail as u16);
+            }
             _ => {}
         }
     }
 
-    fn read_metadata(&mut self, step: Step, first: u64, content: &[u8]) -> Result<(), OpenError> {
-        let blocks = (first..).zip(content.chunks_exact(BLOCK_SIZE as usize));
-        for (number, block) in blocks {
-            match step {
-                Step::Bitmap => self.read_bitmap_block(number, block)?,
-                Step::Headers => self.read_header(number, block),
-                _ => self.read_entries(number, block),
-            }
+    /// A damaged part of the metadata may have said something.
+    fn lose(&mut self, part: Part) {
+        if let Some(opening) = self.opening() {
+            opening.lost.push(part);
         }
-        Ok(())
     }
 
-    fn read_bitmap_block(&mut self, number: u64, block: &[u8]) -> Result<(), OpenError> {
-        for (index, sector) in block.chunks_exact(512).enumerate() {
-            let sector_number = number * 8 + index as u64;
-            let words =
-                decode_sector(&self.config.move_id, sector_number, sector).map_err(|_| {
-                    OpenError::Bitmap {
-                        sector: sector_number,
-                    }
-                })?;
-            let at = number as usize * WORDS_PER_BITMAP_BLOCK + index * WORDS_PER_SECTOR;
-            self.map.load(at, &words);
-        }
-        Ok(())
-    }
-
-    /// The header of a block of the journal that counts.
-    fn header(&self, number: u64, block: &[u8]) -> Option<crate::journal::Header> {
-        let header = decode_header(&self.config.move_id, block).ok()?;
-        let here = header.sequence % self.superblock.journal_blocks == number;
-        (here && header.epoch == self.superblock.epoch).then_some(header)
-    }
-
-    fn read_header(&mut self, number: u64, block: &[u8]) {
-        let Some(header) = self.header(number, block) else {
-            return;
-        };
+    /// Nothing has been written.
+    fn refuse_lost(&mut self) {
         let Some(opening) = self.opening() else {
             return;
         };
-        opening.settled = opening.settled.max(header.settled);
-        opening.tail = opening.tail.max(header.tail);
-        for entry in entries(&header, block) {
+        opening.lost.sort_unstable();
+        let count = opening.lost.len() as u64;
+        if let Some(first) = opening.lost.first().copied() {
+            self.open_failed(OpenError::Lost { first, count });
+        }
+    }
+
+    fn read_metadata(&mut self, step: Step, first: u64, content: &[u8]) {
+        let blocks = (first..).zip(content.chunks_exact(BLOCK_SIZE as usize));
+        for (number, block) in blocks {
+            match step {
+                Step::Bitmap => self.read_bitmap_block(number, block),
+                _ if self.superblock.version == VERSION_1 => {
+                    self.read_journal_v1(step, number, block);
+                }
+                _ => self.read_journal(step, number, block),
+            }
+        }
+    }
+
+    fn read_bitmap_block(&mut self, number: u64, block: &[u8]) {
+        let decode = match self.superblock.version {
+            VERSION_1 => decode_sector_v1,
+            _ => decode_sector,
+        };
+        for (index, sector) in block.chunks_exact(512).enumerate() {
+            let sector_number = number * SECTORS_PER_BITMAP_BLOCK + index as u64;
+            let Ok(words) = decode(&self.config.move_id, sector_number, sector) else {
+                self.lose(Part::Bitmap(sector_number));
+                continue;
+            };
+            let at = number as usize * WORDS_PER_BITMAP_BLOCK + index * WORDS_PER_SECTOR;
+            self.map.load(at, &words);
+        }
+    }
+
+    fn read_journal(&mut self, step: Step, place: u64, block: &[u8]) {
+        let blocks = self.superblock.journal_blocks;
+        let headers = journal::headers(&self.config.move_id, place, blocks, block);
+        if step == Step::Entries {
+            let Some(opening) = self.opening() else {
+                return;
+            };
+            if journal::is_lost(&headers, &opening.window, place, blocks) {
+                return self.lose(Part::Journal(place));
+            }
+        }
+        for (index, sector) in block.chunks_exact(journal::SECTOR).enumerate() {
+            if let Some(header) = headers[index] {
+                let entries = journal::entries(&header, index, sector);
+                self.read_record(step, &header, entries);
+            }
+        }
+    }
+
+    fn read_journal_v1(&mut self, step: Step, place: u64, block: &[u8]) {
+        let blocks = self.superblock.journal_blocks;
+        let header = journal::v1::decode_header(&self.config.move_id, block);
+        if let Some(header) = header.filter(|header| header.sequence % blocks == place) {
+            let entries = journal::v1::entries(&header, block);
+            self.read_record(step, &header, entries);
+        }
+    }
+
+    fn read_record(&mut self, step: Step, header: &Header, entries: impl Iterator<Item = Entry>) {
+        if step == Step::Headers {
+            self.see_header(header, entries);
+        } else if header.epoch == self.superblock.epoch {
+            self.read_entries(header, entries);
+        }
+    }
+
+    fn see_header(&mut self, header: &Header, entries: impl Iterator<Item = Entry>) {
+        let Some(opening) = self.opening() else {
+            return;
+        };
+        if opening.window.see(header) {
+            opening.voids.clear();
+        }
+        if header.epoch < opening.window.epoch {
+            return;
+        }
+        for entry in entries {
             if let Entry::Void { block } = entry {
                 let void = opening.voids.entry(block).or_default();
                 *void = header.sequence.max(*void);
@@ -486,20 +744,17 @@ impl Volume {
         }
     }
 
-    fn read_entries(&mut self, number: u64, block: &[u8]) {
-        let Some(header) = self.header(number, block) else {
-            return;
-        };
+    fn read_entries(&mut self, header: &Header, entries: impl Iterator<Item = Entry>) {
         let blocks = self.map.blocks();
         let keeps_tail = self.rules.keep(Rule::Tail);
         let keeps_settled = self.rules.keep(Rule::SettledIsLocal);
         let State::Opening(opening) = &mut self.state else {
             return;
         };
-        if keeps_tail && header.sequence < opening.tail {
+        if keeps_tail && header.sequence < opening.window.tail {
             return;
         }
-        for entry in entries(&header, block) {
+        for entry in entries {
             match entry {
                 Entry::Local { block, count } => {
                     let end = block.saturating_add(u64::from(count)).min(blocks);
@@ -513,7 +768,7 @@ impl Volume {
                     if voided || self.map.is_local(block) {
                         continue;
                     }
-                    if keeps_settled && header.sequence <= opening.settled {
+                    if keeps_settled && header.sequence <= opening.window.settled {
                         self.map.set_local(block);
                     } else {
                         opening.intents.push((block, checksum));

@@ -3,9 +3,10 @@
 //! The superblock: whose metadata these are, and where they lie.
 //!
 //! There are two copies, in the first two 4 KiB blocks of the metadata device.
-//! They are written in turn, the generation's lowest bit says which. All of it
-//! lies in the first 512 bytes, so that a write is there or not, never half.
-//! `FORMAT.md` has the layout.
+//! The second is written when the first is durable, and nothing relies on what
+//! they say before both are: so either of them may be damaged. All of it lies in
+//! the first 512 bytes, so that a write is there or not, never half. `FORMAT.md`
+//! has the layout.
 
 use crate::BLOCK_SIZE;
 use crate::bitmap::BLOCKS_PER_BITMAP_BLOCK;
@@ -13,7 +14,10 @@ use crate::bitmap::BLOCKS_PER_BITMAP_BLOCK;
 /// What a superblock begins with.
 pub const MAGIC: [u8; 8] = *b"LSHYDRAT";
 /// The version of the format of all metadata.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+/// The one before, which is read and replaced when a volume is opened: its
+/// superblocks were written in turn, its journal and bitmap began with zeros.
+pub const VERSION_1: u32 = 1;
 /// Volumes may have so many bytes: 64 TiB.
 pub const MAX_SIZE: u64 = 64 << 40;
 /// Where the journal begins, in blocks.
@@ -30,6 +34,8 @@ const CHECKED: usize = 508;
 /// Whose metadata these are, and where they lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
+    /// Of the format: [`VERSION`] or [`VERSION_1`].
+    pub version: u32,
     /// The move they belong to.
     pub move_id: [u8; 16],
     /// Counts the superblocks written; the higher one counts.
@@ -59,6 +65,12 @@ pub enum Damage {
     /// Fewer than 512 bytes.
     #[error("too short")]
     Short,
+    /// Zeros.
+    #[error("nothing was written there")]
+    Empty,
+    /// It cannot be read from the disk.
+    #[error("it cannot be read")]
+    Unreadable,
     /// It does not begin as one.
     #[error("not a superblock of localstor-hydrator")]
     Magic,
@@ -66,7 +78,7 @@ pub enum Damage {
     #[error("damaged: the checksum is wrong")]
     Checksum,
     /// Written by another version.
-    #[error("of format version {0}, this program reads version {VERSION}")]
+    #[error("of format version {0}, this program reads up to {VERSION}: use a newer one")]
     Version(u32),
     /// A figure is out of bounds.
     #[error("damaged: its {0} is out of bounds")]
@@ -86,9 +98,9 @@ impl Superblock {
         self.size / BLOCK_SIZE
     }
 
-    /// Which of the two copies this one is to be written to, in blocks.
+    /// Where version 1 has this one, in blocks.
     #[must_use]
-    pub const fn location(&self) -> u64 {
+    pub const fn location_v1(&self) -> u64 {
         self.generation & 1
     }
 
@@ -105,7 +117,7 @@ impl Superblock {
     pub fn encode(&self, block: &mut [u8]) {
         block.fill(0);
         block[0..8].copy_from_slice(&MAGIC);
-        block[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        block[8..12].copy_from_slice(&self.version.to_le_bytes());
         let flags =
             if self.started { STARTED } else { 0 } | if self.complete { COMPLETE } else { 0 };
         block[12..16].copy_from_slice(&flags.to_le_bytes());
@@ -127,6 +139,9 @@ impl Superblock {
     /// What is wrong with them.
     pub fn decode(block: &[u8]) -> Result<Self, Damage> {
         let sector = block.get(..512).ok_or(Damage::Short)?;
+        if sector.iter().all(|byte| *byte == 0) {
+            return Err(Damage::Empty);
+        }
         if sector[0..8] != MAGIC {
             return Err(Damage::Magic);
         }
@@ -134,13 +149,14 @@ impl Superblock {
             return Err(Damage::Checksum);
         }
         let version = u32_at(sector, 8);
-        if version != VERSION {
+        if !matches!(version, VERSION | VERSION_1) {
             return Err(Damage::Version(version));
         }
         let flags = u32_at(sector, 12);
         let mut move_id = [0; 16];
         move_id.copy_from_slice(&sector[16..32]);
         let found = Self {
+            version,
             move_id,
             generation: u64_at(sector, 32),
             epoch: u64_at(sector, 40),
@@ -189,6 +205,41 @@ impl Superblock {
         match holds.iter().find(|(holds, _)| !holds) {
             Some((_, name)) => Err(Damage::Bounds(name)),
             None => Ok(()),
+        }
+    }
+}
+
+/// Why no superblock can be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unusable {
+    /// Neither copy can be understood.
+    Neither(Damage),
+    /// One of version 1 can; the other cannot, and may have been the newer.
+    NewerLost(Superblock),
+}
+
+/// Which of two copies counts.
+///
+/// # Errors
+/// If none does for sure.
+pub fn choose(copies: &[Result<Superblock, Damage>; 2]) -> Result<Superblock, Unusable> {
+    match copies {
+        // The first was written before the second, and nothing relied on it
+        // before both were: whichever is there will do.
+        [Ok(one), Ok(other)] if one.version == other.version => {
+            Ok(if one.generation >= other.generation {
+                *one
+            } else {
+                *other
+            })
+        }
+        [Ok(found), _] if found.version == VERSION => Ok(*found),
+        [_, Ok(found)] if found.version == VERSION => Ok(*found),
+        // The first one of a new move, before there was a second.
+        [Err(Damage::Empty), Ok(found)] if found.generation == 1 => Ok(*found),
+        [Ok(found), _] | [_, Ok(found)] => Err(Unusable::NewerLost(*found)),
+        [Err(Damage::Magic | Damage::Empty), Err(damage)] | [Err(damage), _] => {
+            Err(Unusable::Neither(*damage))
         }
     }
 }

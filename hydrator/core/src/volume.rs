@@ -75,7 +75,8 @@ pub struct Volume {
     pub(crate) superblock: Superblock,
     /// As it should be there.
     pub(crate) wanted: Superblock,
-    writing_superblock: Option<(Superblock, u16)>,
+    /// What is being written, in which buffer, and to which copy.
+    writing_superblock: Option<(Superblock, u16, u64)>,
     pub(crate) map: Map,
     pub(crate) unsettled: Unsettled,
     pub(crate) log: Log,
@@ -208,6 +209,7 @@ impl Volume {
 
     fn new(config: Config, opening: impl FnOnce() -> Opening) -> Result<Self, OpenError> {
         let superblock = Superblock {
+            version: crate::superblock::VERSION,
             move_id: config.move_id,
             generation: 0,
             epoch: 1,
@@ -621,11 +623,9 @@ impl Volume {
     }
 
     fn write_superblock<M: Memory>(&mut self, memory: &mut M) {
-        let next = Superblock {
-            generation: self.superblock.generation,
-            ..self.wanted
-        };
-        if next == self.superblock || self.writing_superblock.is_some() || self.broken {
+        let told = (self.superblock.started, self.superblock.complete);
+        let wanted = (self.wanted.started, self.wanted.complete);
+        if wanted == told || self.writing_superblock.is_some() || self.broken {
             return;
         }
         let Some(slot) = self.take_block(0) else {
@@ -633,17 +633,22 @@ impl Volume {
         };
         let next = Superblock {
             generation: self.superblock.generation + 1,
-            ..next
+            ..self.wanted
         };
         next.encode(memory.block_mut(slot));
-        self.writing_superblock = Some((next, slot));
-        self.write_metadata(io(kind::SUPERBLOCK, 0), next.location(), slot, true);
+        self.writing_superblock = Some((next, slot, 0));
+        self.write_metadata(io(kind::SUPERBLOCK, 0), 0, slot, true);
     }
 
     fn superblock_ended(&mut self, result: Result<(), Failure>) {
-        let Some((written, slot)) = self.writing_superblock.take() else {
+        let Some((written, slot, copy)) = self.writing_superblock.take() else {
             return;
         };
+        if result.is_ok() && copy == 0 {
+            // Nothing counts before both say it: either may be damaged.
+            self.writing_superblock = Some((written, slot, 1));
+            return self.write_metadata(io(kind::SUPERBLOCK, 0), 1, slot, true);
+        }
         self.give_block(slot);
         if result.is_err() {
             return self.fail(Device::Metadata);

@@ -49,6 +49,9 @@ pub enum Command {
     Dump(Metadata),
     /// Say what is wrong with such metadata; exit status 2 if anything is
     Check(Metadata),
+    /// Mend such metadata where they are damaged, without what is lost by that;
+    /// exit status 2, and nothing is changed, unless exactly that is accepted
+    Repair(Repair),
     /// Print the manual page
     #[command(hide = true)]
     Man(Page),
@@ -82,6 +85,17 @@ pub struct Throttle {
 pub struct Metadata {
     /// The metadata device
     pub metadata: PathBuf,
+}
+
+/// Metadata that are damaged.
+#[derive(Args, Debug)]
+pub struct Repair {
+    /// Where they are.
+    #[command(flatten)]
+    pub disk: Metadata,
+    /// What is lost for good, as "check" names it; once for each
+    #[arg(long, value_name = "PART", required = true)]
+    pub accept_loss: Vec<core::Part>,
 }
 
 /// A manual page.

@@ -63,6 +63,12 @@ fn carry_out(command: Command) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::from(2));
             }
         }
+        Command::Repair(repair) => {
+            let output = &mut std::io::stdout().lock();
+            if !offline::repair(&repair.disk.metadata, &repair.accept_loss, output)? {
+                return Ok(ExitCode::from(2));
+            }
+        }
         Command::Man(page) => print_page(page.command.as_deref())?,
     }
     Ok(ExitCode::SUCCESS)

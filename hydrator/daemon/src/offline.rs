@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the metadata of a move that nobody serves.
+//! Reads the metadata of a move that nobody serves, and mends them where an
+//! operator accepts what is lost.
 
 use std::io::Write;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
-use localstor_hydrator_core::superblock::{JOURNAL_FIRST, Superblock};
-use localstor_hydrator_core::{BLOCK_SIZE, bitmap, journal};
+use localstor_hydrator_core::superblock::{
+    self, Damage, JOURNAL_FIRST, Superblock, Unusable, VERSION_1,
+};
+use localstor_hydrator_core::{BLOCK_SIZE, Part, bitmap, journal};
 use localstor_hydrator_disks::{Access, Disk, Memory, Owner, Ring, Span, Token};
 use serde_json::{Value, json};
 
@@ -15,16 +19,20 @@ use crate::arguments::MoveId;
 /// How much is read at once, in bytes.
 const PIECE: u64 = 1 << 20;
 
+/// How long to wait for the lock of a process that has just ended.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// What is found on a metadata device.
 struct Found {
-    // None: never written, as the second copy of a new move.
-    superblocks: [Option<Result<Superblock, String>>; 2],
+    superblocks: [Result<Superblock, Damage>; 2],
+    // The one that counts, or would.
     current: Option<Superblock>,
+    window: journal::Window,
     // Settled blocks of the volume, as the bitmap has them.
     settled: u64,
-    // Sectors of the bitmap that are damaged.
-    damaged: Vec<u64>,
-    // Journal blocks of the current epoch, in their order.
+    // What is damaged and may have said something.
+    lost: Vec<Part>,
+    // Records of the journal of the current epoch, in their order.
     journal: Vec<(journal::Header, Vec<journal::Entry>)>,
 }
 
@@ -35,40 +43,76 @@ struct Reader {
 }
 
 impl Reader {
-    fn open(path: &Path) -> anyhow::Result<Reader> {
+    fn open(path: &Path, access: Access) -> anyhow::Result<Reader> {
         let mut ring = Ring::new(8, false).context("cannot make a ring (io_uring)")?;
-        let disk = Disk::open(path, Access::Offline, &mut ring)?;
+        let disk = Disk::open(path, access, &mut ring)?;
         let mut memory = Memory::new(PIECE as usize)?;
         let span = memory.take(PIECE as usize).context("no memory")?;
         Ok(Reader { ring, disk, span })
     }
 
-    /// `count` blocks of 4 KiB from block `first` on, at most [`PIECE`] bytes.
-    fn blocks(&mut self, first: u64, count: u64) -> anyhow::Result<&[u8]> {
-        let length = (count * BLOCK_SIZE) as usize;
-        let span = self.span.part(0, length).context("too much at once")?;
-        // SAFETY: looked at only after the completion; `self` is borrowed as
-        // long as the result is.
-        unsafe {
-            let token = Token::new(Owner::Nobody, 0);
-            self.disk
-                .read(&mut self.ring, span, first * BLOCK_SIZE, token);
-        }
-        let event = loop {
+    /// Waits for the one operation in flight; whether all of it was done.
+    fn ended(&mut self, length: usize) -> anyhow::Result<bool> {
+        loop {
             if let Some(event) = self.ring.next_event() {
-                break event;
+                return Ok(event.result == length as i32);
             }
             self.ring.wait(None).context("the ring has failed")?;
-        };
-        if event.result != length as i32 {
+        }
+    }
+
+    /// Reads into the span, from its beginning on; whether that is possible.
+    fn fill(&mut self, offset: u64, from: usize, length: usize) -> anyhow::Result<bool> {
+        let span = self.span.part(from, length).context("too much at once")?;
+        // SAFETY: looked at only after the completion, which is waited for.
+        unsafe {
+            let token = Token::new(Owner::Nobody, 0);
+            self.disk.read(&mut self.ring, span, offset, token);
+        }
+        self.ended(length)
+    }
+
+    /// `count` blocks of 4 KiB from block `first` on, at most [`PIECE`] bytes.
+    /// What cannot be read becomes zeros, which are damaged wherever something
+    /// was written; whether there is any of it.
+    fn blocks(&mut self, first: u64, count: u64) -> anyhow::Result<(&mut [u8], bool)> {
+        let length = (count * BLOCK_SIZE) as usize;
+        let offset = first * BLOCK_SIZE;
+        let whole = self.fill(offset, 0, length)?;
+        if !whole {
+            let unit = self.disk.logical_block() as usize;
+            for at in (0..length).step_by(unit) {
+                if !self.fill(offset + at as u64, at, unit)? {
+                    let piece = self.span.part(at, unit).context("too much at once")?;
+                    // SAFETY: the read has ended.
+                    unsafe { piece.bytes_mut() }.fill(0);
+                }
+            }
+        }
+        let span = self.span.part(0, length).context("too much at once")?;
+        // SAFETY: nothing is in flight, and `self` is borrowed as long as the
+        // result is.
+        Ok((unsafe { span.bytes_mut() }, whole))
+    }
+
+    /// Writes the first 4 KiB of the span, durably.
+    fn write(&mut self, block: u64) -> anyhow::Result<()> {
+        let length = BLOCK_SIZE as usize;
+        let span = self.span.part(0, length).context("too much at once")?;
+        let token = Token::new(Owner::Nobody, 0);
+        // SAFETY: nobody touches it before the completion, which is waited for.
+        unsafe {
+            self.disk
+                .write(&mut self.ring, span, block * BLOCK_SIZE, true, token);
+        }
+        if !self.ended(length)? {
             bail!(
-                "cannot read {length} bytes at {} of {}",
-                first * BLOCK_SIZE,
+                "cannot write {length} bytes at {} of {}",
+                block * BLOCK_SIZE,
                 self.disk.path().display()
             );
         }
-        // SAFETY: the read has completed, and the next one needs `self`.
-        Ok(unsafe { span.bytes() })
+        Ok(())
     }
 
     /// Calls `look` with each block of a range, and its number in the range.
@@ -80,80 +124,139 @@ impl Reader {
     ) -> anyhow::Result<()> {
         let step = PIECE / BLOCK_SIZE;
         for start in (0..count).step_by(step as usize) {
-            let blocks = self.blocks(first + start, step.min(count - start))?;
+            let (blocks, _) = self.blocks(first + start, step.min(count - start))?;
             for (index, block) in blocks.chunks_exact(BLOCK_SIZE as usize).enumerate() {
                 look(start + index as u64, block);
             }
         }
         Ok(())
     }
-}
 
-fn read(path: &Path) -> anyhow::Result<Found> {
-    let mut reader = Reader::open(path)?;
-    if reader.disk.size() < JOURNAL_FIRST * BLOCK_SIZE {
-        bail!("{} is too small for any metadata", path.display());
-    }
-    let head = reader.blocks(0, JOURNAL_FIRST)?;
-    let decode = |index: usize| {
-        let block = head.get(index * BLOCK_SIZE as usize..).unwrap_or_default();
-        let block = &block[..block.len().min(BLOCK_SIZE as usize)];
-        let written = block.iter().any(|byte| *byte != 0);
-        written.then(|| Superblock::decode(block).map_err(|damage| damage.to_string()))
-    };
-    let superblocks = [decode(0), decode(1)];
-    let current = superblocks
-        .iter()
-        .flatten()
-        .filter_map(|found| found.as_ref().ok())
-        .max_by_key(|found| found.generation)
-        .copied();
-    let mut found = Found {
-        superblocks,
-        current,
-        settled: 0,
-        damaged: Vec::new(),
-        journal: Vec::new(),
-    };
-    let Some(current) = current else {
-        return Ok(found);
-    };
-    if reader.disk.size() < current.metadata_size() {
-        bail!(
-            "{} has {} bytes, its superblock says {}",
-            path.display(),
-            reader.disk.size(),
-            current.metadata_size()
-        );
-    }
-    let id = current.move_id;
-    reader.each(JOURNAL_FIRST, current.journal_blocks, |_, block| {
-        if let Ok(header) = journal::decode_header(&id, block) {
-            if header.epoch == current.epoch {
-                let entries = journal::entries(&header, block).collect();
-                found.journal.push((header, entries));
-            }
+    /// All that is on the device.
+    fn read(&mut self) -> anyhow::Result<Found> {
+        let path = self.disk.path().to_owned();
+        if self.disk.size() < JOURNAL_FIRST * BLOCK_SIZE {
+            bail!("{} is too small for any metadata", path.display());
         }
-    })?;
-    found.journal.sort_by_key(|(header, _)| header.sequence);
-    let last = current.blocks();
-    reader.each(
-        current.bitmap_first(),
-        current.bitmap_blocks,
-        |index, block| {
+        let mut superblocks = [Err(Damage::Short); 2];
+        for (copy, number) in superblocks.iter_mut().zip(0..) {
+            *copy = match self.blocks(number, 1)? {
+                (block, true) => Superblock::decode(block),
+                (_, false) => Err(Damage::Unreadable),
+            };
+        }
+        let mut lost = Vec::new();
+        let current = match superblock::choose(&superblocks) {
+            Ok(current) => Some(current),
+            Err(Unusable::NewerLost(older)) => {
+                lost.push(Part::Superblock);
+                Some(older)
+            }
+            Err(Unusable::Neither(_)) => None,
+        };
+        let mut found = Found {
+            superblocks,
+            current,
+            window: journal::Window::default(),
+            settled: 0,
+            lost,
+            journal: Vec::new(),
+        };
+        let Some(current) = current else {
+            return Ok(found);
+        };
+        if self.disk.size() < current.metadata_size() {
+            bail!(
+                "{} has {} bytes, its superblock says {}",
+                path.display(),
+                self.disk.size(),
+                current.metadata_size()
+            );
+        }
+        self.read_journal(&current, &mut found)?;
+        self.read_bitmap(&current, &mut found)?;
+        Ok(found)
+    }
+
+    fn read_journal(&mut self, current: &Superblock, found: &mut Found) -> anyhow::Result<()> {
+        let blocks = current.journal_blocks;
+        let window = &mut found.window;
+        window.epoch = current.epoch;
+        self.each(JOURNAL_FIRST, blocks, |place, block| {
+            for (header, _) in records(current, place, block) {
+                window.see(&header);
+            }
+        })?;
+        if window.epoch > current.epoch && !found.lost.contains(&Part::Superblock) {
+            found.lost.push(Part::Superblock);
+        }
+        let id = current.move_id;
+        self.each(JOURNAL_FIRST, blocks, |place, block| {
+            let lost = || {
+                let headers = journal::headers(&id, place, blocks, block);
+                journal::is_lost(&headers, &found.window, place, blocks)
+            };
+            if current.version != VERSION_1 && lost() {
+                found.lost.push(Part::Journal(place));
+            }
+            let records = records(current, place, block).into_iter();
+            let counts = records.filter(|(header, entries)| {
+                header.epoch == found.window.epoch && !entries.is_empty()
+            });
+            found.journal.extend(counts);
+        })?;
+        found.journal.sort_by_key(|(header, _)| header.sequence);
+        Ok(())
+    }
+
+    fn read_bitmap(&mut self, current: &Superblock, found: &mut Found) -> anyhow::Result<()> {
+        let id = current.move_id;
+        let (first, count_of) = (current.bitmap_first(), current.bitmap_blocks);
+        let decode = match current.version {
+            VERSION_1 => bitmap::decode_sector_v1,
+            _ => bitmap::decode_sector,
+        };
+        let last = current.blocks();
+        self.each(first, count_of, |index, block| {
             for (part, sector) in block.chunks_exact(512).enumerate() {
                 let sector_index = index * 8 + part as u64;
-                match bitmap::decode_sector(&id, sector_index, sector) {
+                match decode(&id, sector_index, sector) {
                     Ok(words) => {
                         let first = sector_index * bitmap::BLOCKS_PER_SECTOR;
                         found.settled += count(&words, last.saturating_sub(first));
                     }
-                    Err(bitmap::Damaged) => found.damaged.push(sector_index),
+                    Err(bitmap::Damaged) => found.lost.push(Part::Bitmap(sector_index)),
                 }
             }
-        },
-    )?;
-    Ok(found)
+        })
+    }
+}
+
+/// What the sectors of a block of the journal say, with their entries.
+fn records(
+    current: &Superblock,
+    place: u64,
+    block: &[u8],
+) -> Vec<(journal::Header, Vec<journal::Entry>)> {
+    let (id, blocks) = (&current.move_id, current.journal_blocks);
+    if current.version == VERSION_1 {
+        let header = journal::v1::decode_header(id, block);
+        let header = header.filter(|header| header.sequence % blocks == place);
+        return header
+            .map(|header| (header, journal::v1::entries(&header, block).collect()))
+            .into_iter()
+            .collect();
+    }
+    let headers = journal::headers(id, place, blocks, block);
+    let sectors = block.chunks_exact(journal::SECTOR).enumerate();
+    headers
+        .into_iter()
+        .zip(sectors)
+        .filter_map(|(header, (index, sector))| {
+            let header = header?;
+            Some((header, journal::entries(&header, index, sector).collect()))
+        })
+        .collect()
 }
 
 /// Bits set among the first `limit`.
@@ -171,11 +274,12 @@ fn count(words: &[u64], limit: u64) -> u64 {
     sum
 }
 
-fn superblock_json(found: &Option<Result<Superblock, String>>) -> Value {
+fn superblock_json(found: &Result<Superblock, Damage>) -> Value {
     match found {
-        None => Value::Null,
-        Some(Err(damage)) => json!({ "error": damage }),
-        Some(Ok(found)) => json!({
+        Err(Damage::Empty) => Value::Null,
+        Err(damage) => json!({ "error": damage.to_string() }),
+        Ok(found) => json!({
+            "version": found.version,
             "move": MoveId(found.move_id).to_string(),
             "generation": found.generation,
             "epoch": found.epoch,
@@ -205,7 +309,7 @@ fn entry_json(entry: &journal::Entry) -> Value {
 /// # Errors
 /// That it can't be read, or is in use.
 pub fn dump(path: &Path, output: &mut impl Write) -> anyhow::Result<()> {
-    let found = read(path)?;
+    let found = Reader::open(path, Access::Offline)?.read()?;
     let journal: Vec<Value> = found
         .journal
         .iter()
@@ -221,7 +325,7 @@ pub fn dump(path: &Path, output: &mut impl Write) -> anyhow::Result<()> {
     let value = json!({
         "superblocks": found.superblocks.iter().map(superblock_json).collect::<Vec<_>>(),
         "settled_bytes": found.settled * BLOCK_SIZE,
-        "damaged_bitmap_sectors": found.damaged,
+        "lost": found.lost.iter().map(Part::to_string).collect::<Vec<_>>(),
         "journal": journal,
     });
     serde_json::to_writer_pretty(&mut *output, &value)?;
@@ -235,10 +339,10 @@ pub fn dump(path: &Path, output: &mut impl Write) -> anyhow::Result<()> {
 /// # Errors
 /// That it can't be read, or is in use.
 pub fn check(path: &Path, output: &mut impl Write) -> anyhow::Result<bool> {
-    let found = read(path)?;
+    let found = Reader::open(path, Access::Offline)?.read()?;
     let Some(current) = found.current else {
-        for (index, damage) in found.superblocks.iter().enumerate() {
-            if let Some(Err(damage)) = damage {
+        for (index, copy) in found.superblocks.iter().enumerate() {
+            if let Err(damage) = copy {
                 writeln!(output, "wrong: superblock {index}: {damage}")?;
             }
         }
@@ -262,23 +366,22 @@ pub fn check(path: &Path, output: &mut impl Write) -> anyhow::Result<bool> {
     writeln!(
         output,
         "{local} bytes are local for good; {} are on the source unless the journal \
-         says otherwise ({} of its blocks count, with {owed} entries).",
+         says otherwise ({owed} entries).",
         current.size.saturating_sub(local),
-        found.journal.len(),
     )?;
-    let mut sound = true;
-    for (index, damage) in found.superblocks.iter().enumerate() {
-        if let Some(Err(damage)) = damage {
+    let mut sound = found.lost.is_empty();
+    for (index, copy) in found.superblocks.iter().enumerate() {
+        let new = current.generation == 1 && *copy == Err(Damage::Empty);
+        if let (Err(damage), false) = (copy, new) {
             sound = false;
-            writeln!(
-                output,
-                "wrong: superblock {index}: {damage}; the other one is used"
-            )?;
+            writeln!(output, "wrong: superblock {index}: {damage}")?;
         }
     }
-    for sector in &found.damaged {
-        sound = false;
-        writeln!(output, "wrong: sector {sector} of the bitmap is damaged")?;
+    for part in &found.lost {
+        writeln!(output, "lost: {}", stake(*part, &current))?;
+    }
+    if !found.lost.is_empty() {
+        writeln!(output, "{}", way_on(path, &found.lost))?;
     }
     if current.complete && found.settled < current.blocks() {
         sound = false;
@@ -288,6 +391,129 @@ pub fn check(path: &Path, output: &mut impl Write) -> anyhow::Result<bool> {
         )?;
     }
     Ok(sound)
+}
+
+/// What it means that a part is lost.
+fn stake(part: Part, current: &Superblock) -> String {
+    match part {
+        Part::Superblock => format!(
+            "{part}: the newest superblock. What it said can be made from the older one and \
+             the journal; what was written since the volume was opened last may read as it \
+             was before, or as on the source"
+        ),
+        Part::Journal(_) => format!(
+            "{part}: up to {} blocks of {BLOCK_SIZE} bytes, anywhere on the volume, that the \
+             guest has written since the last checkpoint, and has perhaps flushed, will read \
+             as on the source",
+            journal::MAX_ENTRIES
+        ),
+        Part::Bitmap(sector) => {
+            let from = sector * bitmap::BLOCKS_PER_SECTOR * BLOCK_SIZE;
+            let to = from + bitmap::BLOCKS_PER_SECTOR * BLOCK_SIZE;
+            format!(
+                "{part}: whatever the guest has written from byte {from} to {} will read as on \
+                 the source",
+                to.min(current.size)
+            )
+        }
+    }
+}
+
+/// How an operator can go on without what is lost.
+fn way_on(path: &Path, lost: &[Part]) -> String {
+    let accepted: String = lost
+        .iter()
+        .map(|part| format!(" --accept-loss {part}"))
+        .collect();
+    format!(
+        "The volume does not open like that. If the disk can be mended (a cable, another \
+         leg of a mirror), mend it. To go on without what is lost:\n  \
+         localstor-hydrator repair{accepted} {}",
+        path.display()
+    )
+}
+
+/// Mends what is damaged, if all of it, and nothing else, is accepted as lost;
+/// whether it is.
+///
+/// # Errors
+/// That it can't be read or written, or is in use.
+pub fn repair(path: &Path, accepted: &[Part], output: &mut impl Write) -> anyhow::Result<bool> {
+    let mut reader = Reader::open(path, Access::Exclusive(PATIENCE))?;
+    let mut found = reader.read()?;
+    let Some(current) = found.current else {
+        bail!("{} has no metadata that can be used", path.display());
+    };
+    let mut accepted = accepted.to_vec();
+    accepted.sort_unstable();
+    accepted.dedup();
+    found.lost.sort_unstable();
+    if accepted != found.lost {
+        for part in &found.lost {
+            writeln!(output, "lost: {}", stake(*part, &current))?;
+        }
+        writeln!(
+            output,
+            "Nothing was changed: what is accepted is not what is lost."
+        )?;
+        if !found.lost.is_empty() {
+            writeln!(output, "{}", way_on(path, &found.lost))?;
+        }
+        return Ok(false);
+    }
+    // The superblock is the last: until then nothing else is made of the rest.
+    for part in found.lost.iter().rev() {
+        mend(&mut reader, &found, &current, *part)?;
+        writeln!(output, "mended: {part}")?;
+    }
+    Ok(true)
+}
+
+fn mend(
+    reader: &mut Reader,
+    found: &Found,
+    current: &Superblock,
+    part: Part,
+) -> anyhow::Result<()> {
+    let id = current.move_id;
+    match part {
+        Part::Superblock => {
+            let mended = Superblock {
+                generation: current.generation + 1,
+                epoch: found.window.epoch,
+                ..*current
+            };
+            let copies = match current.version {
+                VERSION_1 => mended.location_v1()..mended.location_v1() + 1,
+                _ => 0..2,
+            };
+            for copy in copies {
+                mended.encode(reader.blocks(copy, 1)?.0);
+                reader.write(copy)?;
+            }
+        }
+        Part::Journal(place) => {
+            let header = journal::Header {
+                epoch: found.window.epoch,
+                sequence: found.window.sequence_at(place, current.journal_blocks),
+                settled: 0,
+                tail: 0,
+                entries: 0,
+            };
+            let block = JOURNAL_FIRST + place;
+            journal::encode_header(&id, &header, reader.blocks(block, 1)?.0);
+            reader.write(block)?;
+        }
+        Part::Bitmap(sector) => {
+            let block = current.bitmap_first() + sector / 8;
+            let (bytes, _) = reader.blocks(block, 1)?;
+            let words = [0; bitmap::WORDS_PER_SECTOR];
+            let at = (sector % 8) as usize * 512;
+            bitmap::encode_sector(&id, sector, &words, &mut bytes[at..at + 512]);
+            reader.write(block)?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

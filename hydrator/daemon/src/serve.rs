@@ -628,11 +628,10 @@ fn open_volume(
         }
         ring.wait(None).context("the ring has failed")?;
     };
-    if event.result != SUPERBLOCKS as i32 {
-        bail!("cannot read {}", settings.metadata.display());
-    }
+    // What cannot be read was written; the core sees to the rest.
+    let read = event.result == SUPERBLOCKS as i32;
     // SAFETY: the read has completed.
-    let blank = unsafe { span.bytes() }.iter().all(|byte| *byte == 0);
+    let blank = read && unsafe { span.bytes() }.iter().all(|byte| *byte == 0);
     let volume = match (blank, settings.new) {
         (true, true) => {
             info!("formatting {}", settings.metadata.display());

@@ -483,6 +483,54 @@ fn a_second_helper_and_the_offline_tools_keep_away() {
 }
 
 #[test]
+fn damaged_metadata_are_refused_until_exactly_what_is_lost_is_accepted() {
+    let mut volume = Move::new("damaged");
+    volume.start();
+    volume.kill();
+    let journal = 256;
+    let damage = |offset: u64| {
+        let mut options = std::fs::File::options();
+        let file = options.write(true).open(volume.path("metadata")).unwrap();
+        file.write_all_at(&[0x5c; 512], offset).unwrap();
+    };
+    // The third sector of the bitmap, and one of the superblocks.
+    damage((2 + journal) * 4096 + 2 * 512);
+    damage(0);
+    let complaint = volume.refused();
+    assert!(complaint.contains("the first is bitmap:2"), "{complaint}");
+    let tool = |arguments: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.args(arguments).arg(volume.path("metadata"));
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        (output.status.code(), said)
+    };
+    let (status, said) = tool(&["check"]);
+    assert_eq!(status, Some(2), "{said}");
+    assert!(said.contains("wrong: superblock 0"), "{said}");
+    assert!(said.contains("from byte 33030144 to 49545216"), "{said}");
+    assert!(said.contains("repair --accept-loss bitmap:2 /"), "{said}");
+    let before = volume.content("metadata");
+    for wrong in [&["bitmap:1"][..], &["bitmap:2", "journal:0"]] {
+        let accepted = wrong.iter().flat_map(|part| ["--accept-loss", part]);
+        let (status, said) = tool(&["repair"].into_iter().chain(accepted).collect::<Vec<_>>());
+        assert_eq!(status, Some(2), "{said}");
+        assert!(volume.content("metadata") == before, "{said}");
+    }
+    let (status, said) = tool(&["repair", "--accept-loss", "bitmap:2"]);
+    assert_eq!((status, said.as_str()), (Some(0), "mended: bitmap:2\n"));
+    // The superblock is mended by the opening.
+    volume.start();
+    volume.kill();
+    let output = Command::new(PROGRAM)
+        .arg("check")
+        .arg(volume.path("metadata"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
 fn bad_disks_are_named_and_nothing_is_written() {
     let volume = Move::new("bad");
     let write = |name: &str, bytes: &[u8]| std::fs::write(volume.path(name), bytes).unwrap();

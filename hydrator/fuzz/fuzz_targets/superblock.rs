@@ -12,7 +12,8 @@ fuzz_target!(|bytes: &[u8]| {
         let length = bytes.len().min(504);
         block[8..8 + length - 8].copy_from_slice(&bytes[8..length]);
         block[..8].copy_from_slice(b"LSHYDRAT");
-        block[8..12].copy_from_slice(&1_u32.to_le_bytes());
+        let version = 1 + u32::from(bytes[8] % 2);
+        block[8..12].copy_from_slice(&version.to_le_bytes());
         let crc = crc32c::crc32c(&block[..508]);
         block[508..512].copy_from_slice(&crc.to_le_bytes());
         if let Ok(found) = Superblock::decode(&block) {

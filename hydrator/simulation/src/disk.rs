@@ -2,6 +2,8 @@
 
 //! A disk with a volatile cache.
 
+use std::collections::BTreeSet;
+
 use fastrand::Rng;
 
 /// Smallest piece that is written or not, in bytes.
@@ -65,6 +67,26 @@ impl Survival {
     }
 }
 
+/// What has become of a sector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rot {
+    /// It reads as zeros.
+    Zeros,
+    /// It reads as anything.
+    Garbage,
+    /// One bit of it has changed.
+    Bit,
+    /// It cannot be read until it is written again.
+    Unreadable,
+}
+
+impl Rot {
+    /// Any of them.
+    pub fn any(random: &mut Rng) -> Self {
+        [Self::Zeros, Self::Garbage, Self::Bit, Self::Unreadable][random.usize(0..4)]
+    }
+}
+
 /// A disk with a volatile cache.
 ///
 /// A write that has completed is seen by reads, and survives a power cut for
@@ -75,6 +97,8 @@ pub struct Disk {
     visible: Vec<u8>,
     cache: Vec<Record>,
     clock: u64,
+    /// Sectors that cannot be read.
+    unreadable: BTreeSet<usize>,
 }
 
 impl Disk {
@@ -86,6 +110,7 @@ impl Disk {
             durable: content,
             cache: Vec::new(),
             clock: 0,
+            unreadable: BTreeSet::new(),
         }
     }
 
@@ -104,10 +129,40 @@ impl Disk {
         &self.visible[offset..offset + length]
     }
 
+    /// Whether any of these bytes cannot be read.
+    pub fn is_unreadable(&self, offset: usize, length: usize) -> bool {
+        let sectors = offset / SECTOR..(offset + length).div_ceil(SECTOR);
+        self.unreadable.range(sectors).next().is_some()
+    }
+
+    /// Spoil a sector.
+    pub fn rot(&mut self, sector: usize, rot: Rot, random: &mut Rng) {
+        let mut content = self.read(sector * SECTOR, SECTOR).to_vec();
+        match rot {
+            Rot::Zeros => content.fill(0),
+            Rot::Garbage => random.fill(&mut content),
+            Rot::Bit => content[random.usize(0..SECTOR)] ^= 1 << random.u8(0..8),
+            Rot::Unreadable => {}
+        }
+        self.set(sector * SECTOR, &content);
+        if rot == Rot::Unreadable {
+            self.unreadable.insert(sector);
+        }
+    }
+
     /// Change bytes at once, for good.
     pub fn set(&mut self, offset: usize, content: &[u8]) {
+        self.heal(offset, content.len());
         self.durable[offset..offset + content.len()].copy_from_slice(content);
         self.visible[offset..offset + content.len()].copy_from_slice(content);
+    }
+
+    /// What is written can be read again.
+    fn heal(&mut self, offset: usize, length: usize) {
+        let sectors = offset / SECTOR..(offset + length) / SECTOR;
+        while let Some(sector) = self.unreadable.range(sectors.clone()).next().copied() {
+            self.unreadable.remove(&sector);
+        }
     }
 
     /// Submit a flush.
@@ -181,6 +236,11 @@ impl Disk {
                     record.sectors |= 1 << sector;
                 }
             }
+            for sector in 0..SECTORS {
+                if record.sectors >> sector & 1 == 1 {
+                    self.unreadable.remove(&(record.block * SECTORS + sector));
+                }
+            }
             apply(&mut self.visible, &record, record.sectors);
             self.cache.push(record);
             at += length;
@@ -231,7 +291,12 @@ impl Disk {
             };
             apply(&mut left, record, record.sectors & kept);
         }
-        Self::new(left)
+        Self {
+            // What was never written back cannot have healed a sector, but
+            // whether it was is not known: it has healed.
+            unreadable: after.unreadable,
+            ..Self::new(left)
+        }
     }
 
     /// Each of these operations in flight has been carried out, or in part, or

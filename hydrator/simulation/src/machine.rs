@@ -82,6 +82,10 @@ impl Memory for Buffers {
         &self.extents[usize::from(slot) * self.extent_size..][..self.extent_size]
     }
 
+    fn extent_mut(&mut self, slot: u16) -> &mut [u8] {
+        &mut self.extents[usize::from(slot) * self.extent_size..][..self.extent_size]
+    }
+
     fn guest_crc32c(&self, tag: Tag, offset: u32, length: u32, crc: u32) -> u32 {
         let content = &self.guest(tag)[offset as usize..(offset + length) as usize];
         crc32c::crc32c_append(crc, content)
@@ -476,8 +480,16 @@ impl Machine {
                 buffer,
                 early,
             } => {
-                if op.device == Device::Source {
-                    self.ask_source(*offset, *length, random)?;
+                let unreadable = match op.device {
+                    Device::Source => {
+                        self.ask_source(*offset, *length, random)?;
+                        false
+                    }
+                    Device::Data => self.data.is_unreadable(*offset, *length),
+                    Device::Metadata => self.metadata.is_unreadable(*offset, *length),
+                };
+                if unreadable {
+                    return Err(Failure::BadSector);
                 }
                 let mut content = match early {
                     Some(content) => content.clone(),

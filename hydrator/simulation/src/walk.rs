@@ -6,7 +6,7 @@
 use fastrand::Rng;
 use localstor_hydrator_core::{Config, Operation, Rate, Request, Rule, Tag, Verify, metadata_size};
 
-use crate::disk::{Disk, SECTOR};
+use crate::disk::{Disk, Rot, SECTOR};
 use crate::machine::{Faults, Machine, Shared};
 use crate::model::{Model, PER_BLOCK, Reading, Value, Writing, bytes_of, value_of, values_of};
 
@@ -51,6 +51,10 @@ pub struct Tally {
     pub differing: u64,
     /// Walks that end with a disk that has failed.
     pub broken: u64,
+    /// Volumes that were opened though a sector of their metadata was rotten.
+    pub rotten: u64,
+    /// Volumes that were refused for it.
+    pub refused: u64,
 }
 
 impl Tally {
@@ -65,6 +69,8 @@ impl Tally {
         self.differences += other.differences;
         self.differing += other.differing;
         self.broken += other.broken;
+        self.rotten += other.rotten;
+        self.refused += other.refused;
     }
 }
 
@@ -519,6 +525,7 @@ impl Walk {
     /// from before.
     fn check_power_cut(&mut self, go_on: bool) -> Result<(), String> {
         let left = self.machine.cut_power(&mut self.random);
+        let rotten = (self.random.u8(0..4) == 0).then(|| left.clone());
         let mut machine = self.recover(left, true)?;
         let found = values_of(&machine.read_all(&mut self.random)?);
         if found.len() < self.model.len() {
@@ -527,6 +534,9 @@ impl Walk {
         self.model.check_crash(&found)?;
         self.check_whole_blocks(&found)?;
         self.check_recovered(&machine, &found)?;
+        if let Some((data, metadata)) = rotten {
+            self.check_rot(data, metadata)?;
+        }
         if go_on {
             self.model.settle(&found);
             self.guests.clear();
@@ -603,6 +613,25 @@ impl Walk {
         } else if self.switched {
             self.machine.volume.start();
         }
+    }
+
+    /// A sector of the metadata rots: the volume is refused, or it is right.
+    fn check_rot(&mut self, data: Disk, mut metadata: Disk) -> Result<(), String> {
+        let random = &mut self.random;
+        let sector = random.usize(0..metadata.len() / SECTOR);
+        let rot = Rot::any(random);
+        metadata.rot(sector, rot, random);
+        let source = self.machine.source.clone();
+        let mut machine = Machine::new(&self.config, self.rule, None, data, metadata, source);
+        if machine.open(random).is_err() {
+            self.tally.refused += 1;
+            return Ok(());
+        }
+        self.tally.rotten += 1;
+        let found = values_of(&machine.read_all(random)?);
+        let context = |violation| format!("{rot:?} in sector {sector} of M: {violation}");
+        self.model.check_crash(&found).map_err(context)?;
+        self.check_whole_blocks(&found).map_err(context)
     }
 
     /// A block that was not settled is never a mix.

@@ -3,10 +3,11 @@
 //! Cases that random walks come to too seldom.
 
 use fastrand::Rng;
+use localstor_hydrator_core::bitmap::{WORDS_PER_SECTOR, encode_sector};
 use localstor_hydrator_core::journal::{Entry, Header, checksum, encode_entry, encode_header};
-use localstor_hydrator_core::superblock::Superblock;
+use localstor_hydrator_core::superblock::{Superblock, VERSION, VERSION_1};
 use localstor_hydrator_core::{Config, Device, Failure, Notice, Operation, Request, Rule, Tag};
-use localstor_hydrator_simulation::disk::Disk;
+use localstor_hydrator_simulation::disk::{Disk, Rot, SECTOR};
 use localstor_hydrator_simulation::machine::{Faults, Machine};
 
 const BLOCK: usize = 4096;
@@ -91,7 +92,7 @@ fn journal_gone_round(random: &mut Rng) -> Disk {
         ),
         (
             11,
-            9,
+            8,
             9,
             Entry::Intent {
                 block: 5,
@@ -343,8 +344,12 @@ fn foreign_and_damaged_metadata_are_refused_and_left_alone() {
     for (config, disk, words) in [
         (foreign, good.clone(), "ForeignMove"),
         (smaller, good, "Mismatch"),
-        (config(16), damaged_bitmap, "Bitmap { sector: 1 }"),
-        (config(16), nothing, "Superblock(Magic)"),
+        (
+            config(16),
+            damaged_bitmap,
+            "Lost { first: Bitmap(1), count: 1 }",
+        ),
+        (config(16), nothing, "Superblock(Empty)"),
     ] {
         let before = disk.read(0, disk.len()).to_vec();
         let mut machine = machine(&config, None, false, disk);
@@ -352,6 +357,213 @@ fn foreign_and_damaged_metadata_are_refused_and_left_alone() {
         assert!(error.contains(words), "{error}");
         assert!(machine.metadata.read(0, before.len()) == before);
         assert!(machine.ops.is_empty());
+    }
+}
+
+/// A volume whose guest has written much: its machine, and what it has flushed.
+fn used_machine(config: &Config, random: &mut Rng) -> (Machine, Vec<u8>) {
+    let mut machine = new_machine(config, random);
+    machine.volume.start();
+    let mut expected = vec![0x55; config.size as usize];
+    for round in 0..10 {
+        for block in [3, 7, round] {
+            let content = vec![round as u8 + 1; BLOCK];
+            expected[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&content);
+            write(&mut machine, block * BLOCK, content, random);
+        }
+    }
+    (machine, expected)
+}
+
+#[test]
+fn no_rotten_sector_of_the_metadata_takes_what_was_flushed() {
+    let mut config = config(32);
+    config.metadata_size = 11 * BLOCK as u64;
+    let mut outcomes = [0; 2];
+    for seed in 0..4 {
+        let mut random = Rng::with_seed(seed);
+        let (machine, expected) = used_machine(&config, &mut random);
+        let (data, metadata) = machine.cut_power_hard(&mut random);
+        for sector in 0..metadata.len() / SECTOR {
+            for rot in [Rot::Zeros, Rot::Garbage, Rot::Bit, Rot::Unreadable] {
+                let mut metadata = metadata.clone();
+                metadata.rot(sector, rot, &mut random);
+                let before = metadata.read(0, metadata.len()).to_vec();
+                let source = machine.source.clone();
+                let mut after = Machine::new(&config, None, None, data.clone(), metadata, source);
+                match after.open(&mut random) {
+                    Ok(()) => {
+                        outcomes[0] += 1;
+                        let found = after.read_all(&mut random).expect("it can be read");
+                        assert!(found == expected, "{rot:?} in sector {sector}");
+                    }
+                    Err(refusal) => {
+                        outcomes[1] += 1;
+                        assert!(refusal.contains("Lost"), "{refusal}");
+                        assert!(after.metadata.read(0, before.len()) == before);
+                    }
+                }
+            }
+        }
+    }
+    assert!(outcomes.iter().all(|count| *count > 100), "{outcomes:?}");
+}
+
+#[test]
+fn either_superblock_may_rot_and_is_written_again() {
+    let config = config(32);
+    for copy in 0..2 {
+        let mut random = Rng::with_seed(copy as u64);
+        let (machine, expected) = used_machine(&config, &mut random);
+        let (data, mut metadata) = machine.cut_power_hard(&mut random);
+        metadata.rot(copy * BLOCK / SECTOR, Rot::Garbage, &mut random);
+        let source = machine.source.clone();
+        let mut after = Machine::new(&config, None, None, data, metadata, source);
+        after.open(&mut random).expect("the other one does");
+        assert!(after.volume.progress().started);
+        assert!(after.read_all(&mut random).expect("it can be read") == expected);
+        let copies = [0, 1].map(|copy| Superblock::decode(after.metadata.read(copy * BLOCK, 512)));
+        assert!(copies[0].is_ok() && copies[0] == copies[1]);
+    }
+}
+
+#[test]
+fn metadata_that_cannot_be_read_at_all_are_no_loss_but_a_failing_disk() {
+    let mut random = Rng::with_seed(3);
+    let mut config = config(32);
+    config.metadata_size = 11 * BLOCK as u64;
+    let mut disk = new_machine(&config, &mut random).metadata;
+    for sector in 0..disk.len() / SECTOR {
+        disk.rot(sector, Rot::Unreadable, &mut random);
+    }
+    let mut machine = machine(&config, None, false, disk);
+    let error = machine.open(&mut random).expect_err("it does not open");
+    assert!(error.contains("Superblock(Unreadable)"), "{error}");
+}
+
+/// A block of the journal as version 1 of the format has it.
+fn journal_v1(header: &Header, entries: &[[u64; 3]]) -> Vec<u8> {
+    let mut block = vec![0; BLOCK];
+    block[4..6].copy_from_slice(&header.entries.to_le_bytes());
+    block[8..16].copy_from_slice(&header.epoch.to_le_bytes());
+    block[16..24].copy_from_slice(&header.sequence.to_le_bytes());
+    block[24..32].copy_from_slice(&header.settled.to_le_bytes());
+    block[32..40].copy_from_slice(&header.tail.to_le_bytes());
+    for ([kind, number, value], bytes) in entries.iter().zip(block[64..].chunks_exact_mut(12)) {
+        bytes[..8].copy_from_slice(&(kind << 62 | number).to_le_bytes());
+        bytes[8..].copy_from_slice(&(*value as u32).to_le_bytes());
+    }
+    let end = 64 + 12 * entries.len();
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&MOVE), &block[4..end]);
+    block[..4].copy_from_slice(&crc.to_le_bytes());
+    block
+}
+
+/// D and M of a move that a helper of version 1 has left, and what the guest
+/// finds: blocks 1 (settled), 2 (in the bitmap), 4 (its content has its
+/// checksum) and 9 (recorded as a range) are local, 5 and 6 (taken back) are not.
+fn left_by_version_1(config: &Config) -> (Disk, Disk, Vec<u8>) {
+    const EPOCH: u64 = 3;
+    let mut data = vec![0xdd; config.size as usize];
+    let mut expected = vec![0x55; config.size as usize];
+    for block in [1, 2, 4, 9] {
+        let bytes = block * BLOCK..(block + 1) * BLOCK;
+        data[bytes.clone()].fill(block as u8);
+        expected[bytes].fill(block as u8);
+    }
+    let mut metadata = Disk::new(vec![0; config.metadata_size as usize]);
+    let superblock = Superblock {
+        version: VERSION_1,
+        move_id: MOVE,
+        generation: 6,
+        epoch: EPOCH,
+        size: config.size,
+        source_size: config.source_size,
+        logical_block_size: config.logical_block_size,
+        journal_blocks: 8,
+        bitmap_blocks: 1,
+        started: true,
+        complete: false,
+    };
+    let mut block = vec![0; BLOCK];
+    superblock.encode(&mut block);
+    metadata.set(0, &block);
+    let older = Superblock {
+        generation: 5,
+        epoch: EPOCH - 1,
+        ..superblock
+    };
+    older.encode(&mut block);
+    metadata.set(BLOCK, &block);
+    let of = |block: u64, byte: u8| u64::from(checksum(EPOCH, block, &[byte; BLOCK]));
+    let groups: [(u64, u64, &[[u64; 3]]); 3] = [
+        (1, 0, &[[0, 1, 0], [0, 6, of(6, 0xdd)]]),
+        (2, 1, &[[0, 4, of(4, 4)], [0, 5, 0], [2, 6, 0]]),
+        (3, 1, &[[1, 9, 1]]),
+    ];
+    for (sequence, settled, entries) in groups {
+        let header = Header {
+            epoch: EPOCH,
+            sequence,
+            settled: settled.min(sequence - 1),
+            tail: 0,
+            entries: entries.len() as u16,
+        };
+        metadata.set(
+            (2 + sequence as usize) * BLOCK,
+            &journal_v1(&header, entries),
+        );
+    }
+    let mut words = [0; WORDS_PER_SECTOR];
+    words[0] = 1 << 2;
+    let mut sector = [0; SECTOR];
+    encode_sector(&MOVE, 0, &words, &mut sector);
+    metadata.set(10 * BLOCK, &sector);
+    (Disk::new(data), metadata, expected)
+}
+
+#[test]
+fn metadata_of_version_1_are_read_and_replaced() {
+    let mut config = config(32);
+    config.metadata_size = 11 * BLOCK as u64;
+    let (data, metadata, expected) = left_by_version_1(&config);
+    let source = vec![0x55; config.source_size as usize];
+    for seed in 0..200 {
+        let mut random = Rng::with_seed(seed);
+        let (mut data, mut metadata) = (data.clone(), metadata.clone());
+        // Interrupted again and again.
+        while random.u8(0..4) > 0 {
+            let source = source.clone();
+            let mut machine = Machine::new(&config, None, None, data, metadata, source);
+            for _ in 0..random.usize(0..60) {
+                machine.step(&mut random);
+            }
+            (data, metadata) = if random.bool() {
+                machine.kill(&mut random)
+            } else {
+                machine.cut_power(&mut random)
+            };
+        }
+        let mut machine = Machine::new(&config, None, None, data, metadata, source.clone());
+        machine.open(&mut random).expect("it opens");
+        assert!(machine.volume.progress().started);
+        assert!(machine.read_all(&mut random).expect("it can be read") == expected);
+        let found = Superblock::decode(machine.metadata.read(0, SECTOR)).expect("a superblock");
+        assert_eq!(found.version, VERSION);
+    }
+}
+
+#[test]
+fn an_older_superblock_of_version_1_is_not_taken_for_a_damaged_newer_one() {
+    let mut config = config(32);
+    config.metadata_size = 11 * BLOCK as u64;
+    let mut random = Rng::with_seed(1);
+    for rot in [Rot::Zeros, Rot::Garbage, Rot::Unreadable] {
+        let (_, mut metadata, _) = left_by_version_1(&config);
+        metadata.rot(0, rot, &mut random);
+        let mut machine = machine(&config, None, false, metadata);
+        let error = machine.open(&mut random).expect_err("it does not open");
+        assert!(error.contains("first: Superblock"), "{rot:?}: {error}");
     }
 }
 

@@ -29,6 +29,10 @@ impl Memory for Zeros {
         &self.extent
     }
 
+    fn extent_mut(&mut self, _: u16) -> &mut [u8] {
+        &mut self.extent
+    }
+
     fn guest_crc32c(&self, _: Tag, _: u32, length: u32, crc: u32) -> u32 {
         crc32c::crc32c_append(crc, &self.content[..length as usize])
     }
