@@ -500,6 +500,7 @@ impl Volume {
             && !self.unsettled.contains_key(&block)
             && !self.hydration.bad.contains(&block)
             && !self.verification.differing.contains(&block)
+            && !self.unreadable.contains(&block)
             && !self
                 .ranges
                 .iter()

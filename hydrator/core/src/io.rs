@@ -236,6 +236,15 @@ pub enum Notice {
         /// In bytes.
         length: u32,
     },
+    /// The destination cannot read a block, and it is not known whether the
+    /// guest's content or that of the source counts there. Reads of it fail until
+    /// all of it is written or discarded.
+    UnreadableData {
+        /// In bytes.
+        offset: u64,
+        /// In bytes.
+        length: u32,
+    },
     /// What was copied there reads differently on the destination and on the
     /// source. The first time it is copied again; if that does not help, it
     /// stays remote and the move does not end.

@@ -21,9 +21,14 @@ use crate::journal::{self, Entry, Header, Window, checksum, encode_header};
 use crate::log::Log;
 use crate::map::Map;
 use crate::rules::Rule;
-use crate::superblock::{Damage, JOURNAL_FIRST, Superblock, Unusable, VERSION, VERSION_1, choose};
+use crate::superblock::{
+    Damage, Intent, JOURNAL_FIRST, Superblock, Unreadable, Unusable, VERSION, VERSION_1, choose,
+};
 use crate::volume::{State, io, kind};
 use crate::{Action, BLOCK_SIZE, Buffer, Device, Failure, Memory, Notice, OpenError, Part, Volume};
+
+/// How often a block of the destination is read before it counts as unreadable.
+const COMPARE_TRIES: u8 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -86,11 +91,15 @@ pub(crate) struct Opening {
     window: Window,
     /// Damaged parts of the metadata that may have said something.
     lost: Vec<Part>,
+    /// What the destination said when it could not read.
+    failure: Option<Failure>,
     voids: HashMap<u64, u64>,
-    /// Blocks and checksums of intents that are not settled.
-    intents: Vec<(u64, u32)>,
-    /// Buffers of blocks that are read to be compared.
-    comparing: Vec<(u16, u64)>,
+    /// Intents that are not settled.
+    intents: Vec<Intent>,
+    /// Blocks that are read to be compared, and how often that was tried.
+    comparing: Vec<(u16, u64, u8)>,
+    /// Intents for what cannot be compared.
+    unreadable: Vec<Intent>,
 }
 
 impl Opening {
@@ -104,9 +113,11 @@ impl Opening {
             superblocks: [Err(Damage::Short); 2],
             window: Window::default(),
             lost: Vec::new(),
+            failure: None,
             voids: HashMap::new(),
             intents: Vec::new(),
             comparing: Vec::new(),
+            unreadable: Vec::new(),
         }
     }
 
@@ -421,6 +432,7 @@ impl Volume {
     /// Go to the next step; all of the present one has ended.
     fn opening_next(&mut self) {
         let rules = self.rules;
+        let unreadable = self.superblock.unreadable;
         let Some(opening) = self.opening() else {
             return;
         };
@@ -469,14 +481,15 @@ impl Volume {
                 if !opening.lost.is_empty() {
                     return self.refuse_lost();
                 }
+                opening.intents.extend_from_slice(unreadable.intents());
                 opening.intents.sort_unstable();
                 opening.intents.dedup();
                 if rules.keep(Rule::Compare) {
                     Step::Compare
                 } else {
                     let intents = core::mem::take(&mut opening.intents);
-                    for (block, _) in intents {
-                        self.map.set_local(block);
+                    for intent in intents {
+                        self.map.set_local(intent.block);
                     }
                     Step::Bits
                 }
@@ -490,7 +503,12 @@ impl Volume {
             }
             Step::Bits => Step::Sync,
             Step::Sync => {
+                let unreadable = match self.keep_unreadable() {
+                    Ok(unreadable) => unreadable,
+                    Err(error) => return self.open_failed(error),
+                };
                 self.wanted = Superblock {
+                    unreadable,
                     generation: self.superblock.generation + 1,
                     epoch: self.superblock.epoch + u64::from(self.rules.keep(Rule::NewEpoch)),
                     complete: self.superblock.complete && self.map.remote() == 0,
@@ -512,6 +530,15 @@ impl Volume {
                 self.log = Log::new(self.superblock.journal_blocks, self.config.unsettled);
                 // Twice, so that it need not grow for what was removed.
                 self.unsettled.reserve(self.config.unsettled * 2);
+                for intent in self.superblock.unreadable.intents() {
+                    if self.unreadable.insert(intent.block) {
+                        self.actions
+                            .push_back(Action::Notice(Notice::UnreadableData {
+                                offset: intent.block * BLOCK_SIZE,
+                                length: BLOCK_SIZE as u32,
+                            }));
+                    }
+                }
                 if !self.rules.keep(Rule::HolesOnlyWhenNew) {
                     self.hydration.holes = self.config.destination_zeroed;
                 }
@@ -627,12 +654,9 @@ impl Volume {
                     self.open_failed(error);
                 }
             }
+            (Step::Compare, Err(failure)) => self.cannot_compare(detail as u16, failure),
             (_, Err(failure)) => {
-                let device = match step {
-                    Step::Compare => Device::Data,
-                    _ => Device::Metadata,
-                };
-                self.open_failed(OpenError::Device(device, failure));
+                self.open_failed(OpenError::Device(Device::Metadata, failure));
             }
             (Step::Compare, _) => self.compare(detail as u16, memory),
             (Step::Bits | Step::SuperblockV1 | Step::First | Step::Second, _) => {
@@ -748,6 +772,7 @@ impl Volume {
         let blocks = self.map.blocks();
         let keeps_tail = self.rules.keep(Rule::Tail);
         let keeps_settled = self.rules.keep(Rule::SettledIsLocal);
+        let epoch = self.superblock.epoch;
         let State::Opening(opening) = &mut self.state else {
             return;
         };
@@ -771,7 +796,11 @@ impl Volume {
                     if keeps_settled && header.sequence <= opening.window.settled {
                         self.map.set_local(block);
                     } else {
-                        opening.intents.push((block, checksum));
+                        opening.intents.push(Intent {
+                            block,
+                            epoch,
+                            checksum,
+                        });
                     }
                 }
                 _ => {}
@@ -785,13 +814,14 @@ impl Volume {
             let State::Opening(opening) = &mut self.state else {
                 return;
             };
-            let Some((block, _)) = opening.intents.get(opening.cursor as usize).copied() else {
+            let Some(Intent { block, .. }) = opening.intents.get(opening.cursor as usize).copied()
+            else {
                 return;
             };
             while opening
                 .intents
                 .get(opening.cursor as usize)
-                .is_some_and(|(next, _)| *next == block)
+                .is_some_and(|next| next.block == block)
             {
                 opening.cursor += 1;
             }
@@ -801,34 +831,109 @@ impl Volume {
             let Some(slot) = self.free_blocks.pop() else {
                 return;
             };
-            opening.comparing.push((slot, block));
-            let io = self.opening_io(u64::from(slot));
-            self.actions.push_back(Action::Read {
-                io,
-                device: Device::Data,
-                offset: block * BLOCK_SIZE,
-                length: BLOCK_SIZE as u32,
-                buffer: Buffer::Block(slot),
-            });
+            opening.comparing.push((slot, block, 1));
+            self.read_compared(slot, block);
         }
     }
 
-    fn compare<M: Memory>(&mut self, slot: u16, memory: &M) {
-        let epoch = self.superblock.epoch;
+    fn read_compared(&mut self, slot: u16, block: u64) {
+        let io = self.opening_io(u64::from(slot));
+        self.actions.push_back(Action::Read {
+            io,
+            device: Device::Data,
+            offset: block * BLOCK_SIZE,
+            length: BLOCK_SIZE as u32,
+            buffer: Buffer::Block(slot),
+        });
+    }
+
+    /// A block of the destination cannot be read: it stays unknown whether it is
+    /// local. A destination that fails as a whole is another matter.
+    fn cannot_compare(&mut self, slot: u16, failure: Failure) {
         let State::Opening(opening) = &mut self.state else {
             return;
         };
-        let Some(at) = opening
-            .comparing
-            .iter()
-            .position(|(other, _)| *other == slot)
-        else {
+        let found = opening.comparing.iter().position(|entry| entry.0 == slot);
+        let Some(at) = found else {
             return;
         };
-        let (_, block) = opening.comparing.swap_remove(at);
-        let found = checksum(epoch, block, memory.block(slot));
-        if opening.intents.binary_search(&(block, found)).is_ok() {
+        if !matches!(failure, Failure::Io | Failure::BadSector) {
+            return self.open_failed(OpenError::Device(Device::Data, failure));
+        }
+        let (_, block, tries) = &mut opening.comparing[at];
+        let block = *block;
+        if *tries < COMPARE_TRIES {
+            *tries += 1;
+            return self.read_compared(slot, block);
+        }
+        opening.comparing.swap_remove(at);
+        opening.failure = Some(failure);
+        self.stays_unreadable(block);
+        self.give_block(slot);
+    }
+
+    /// Nothing is known of what a block holds but what it may be.
+    fn stays_unreadable(&mut self, block: u64) {
+        if let Some(opening) = self.opening() {
+            let from = opening
+                .intents
+                .partition_point(|intent| intent.block < block);
+            let to = opening
+                .intents
+                .partition_point(|intent| intent.block <= block);
+            let Opening {
+                intents,
+                unreadable,
+                ..
+            } = opening;
+            unreadable.extend_from_slice(&intents[from..to]);
+        }
+    }
+
+    /// What is remembered of blocks that cannot be read: the newest intent of
+    /// each, and as many of the others as there is room for.
+    fn keep_unreadable(&mut self) -> Result<Unreadable, OpenError> {
+        let mut kept = Unreadable::default();
+        let Some(opening) = self.opening() else {
+            return Ok(kept);
+        };
+        let failure = opening.failure.unwrap_or(Failure::Io);
+        opening.unreadable.sort_unstable();
+        opening.unreadable.reverse();
+        for intent in &opening.unreadable {
+            if !kept.has(intent.block) && !kept.push(*intent) {
+                return Err(OpenError::Device(Device::Data, failure));
+            }
+        }
+        for intent in &opening.unreadable {
+            if !kept.intents().contains(intent) && !kept.push(*intent) {
+                break;
+            }
+        }
+        Ok(kept)
+    }
+
+    fn compare<M: Memory>(&mut self, slot: u16, memory: &M) {
+        let State::Opening(opening) = &mut self.state else {
+            return;
+        };
+        let found = opening.comparing.iter().position(|entry| entry.0 == slot);
+        let Some(at) = found else {
+            return;
+        };
+        let (_, block, _) = opening.comparing.swap_remove(at);
+        let from = opening
+            .intents
+            .partition_point(|intent| intent.block < block);
+        let mut intents = opening.intents[from..]
+            .iter()
+            .take_while(|intent| intent.block == block);
+        let content = memory.block(slot);
+        if intents.any(|intent| checksum(intent.epoch, block, content) == intent.checksum) {
             self.map.set_local(block);
+        } else if self.superblock.unreadable.has(block) {
+            // It may be what the guest wrote later, in part.
+            self.stays_unreadable(block);
         }
         self.give_block(slot);
     }

@@ -27,9 +27,59 @@ pub const MIN_JOURNAL_BLOCKS: u64 = 8;
 /// The most blocks a journal may have.
 pub const MAX_JOURNAL_BLOCKS: u64 = 1 << 20;
 
+/// The most intents that are kept for blocks of the destination that cannot be
+/// read; each of these blocks has one at least.
+pub const MAX_UNREADABLE: usize = 21;
+
 const STARTED: u32 = 1;
 const COMPLETE: u32 = 2;
 const CHECKED: usize = 508;
+const UNREADABLE: usize = 88;
+const UNREADABLE_LENGTH: usize = 20;
+
+/// Content that a block of the volume may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Intent {
+    /// Number of the block.
+    pub block: u64,
+    /// The epoch that the checksum is bound to.
+    pub epoch: u64,
+    /// Of the content.
+    pub checksum: u32,
+}
+
+/// Intents for blocks of which it is not known what they hold, because the
+/// destination could not read them when the volume was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unreadable {
+    count: usize,
+    intents: [Intent; MAX_UNREADABLE],
+}
+
+impl Unreadable {
+    /// Add an intent; false if there is no room.
+    #[must_use]
+    pub fn push(&mut self, intent: Intent) -> bool {
+        let Some(free) = self.intents.get_mut(self.count) else {
+            return false;
+        };
+        *free = intent;
+        self.count += 1;
+        true
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn intents(&self) -> &[Intent] {
+        &self.intents[..self.count.min(MAX_UNREADABLE)]
+    }
+
+    /// Whether it has any for this block.
+    #[must_use]
+    pub fn has(&self, block: u64) -> bool {
+        self.intents().iter().any(|intent| intent.block == block)
+    }
+}
 
 /// Whose metadata these are, and where they lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +107,9 @@ pub struct Superblock {
     pub started: bool,
     /// Everything is local and in the bitmap.
     pub complete: bool,
+    /// Blocks that could not be read. Those that have become local since count
+    /// no more.
+    pub unreadable: Unreadable,
 }
 
 /// Why a superblock is none.
@@ -129,6 +182,14 @@ impl Superblock {
         block[64..68].copy_from_slice(&self.logical_block_size.to_le_bytes());
         block[72..80].copy_from_slice(&self.journal_blocks.to_le_bytes());
         block[80..88].copy_from_slice(&self.bitmap_blocks.to_le_bytes());
+        let unreadable = self.unreadable.intents();
+        block[68..72].copy_from_slice(&(unreadable.len() as u32).to_le_bytes());
+        let places = block[UNREADABLE..CHECKED].chunks_exact_mut(UNREADABLE_LENGTH);
+        for (intent, bytes) in unreadable.iter().zip(places) {
+            bytes[0..8].copy_from_slice(&intent.block.to_le_bytes());
+            bytes[8..16].copy_from_slice(&intent.epoch.to_le_bytes());
+            bytes[16..20].copy_from_slice(&intent.checksum.to_le_bytes());
+        }
         let crc = crc32c::crc32c(&block[..CHECKED]);
         block[CHECKED..512].copy_from_slice(&crc.to_le_bytes());
     }
@@ -155,6 +216,22 @@ impl Superblock {
         let flags = u32_at(sector, 12);
         let mut move_id = [0; 16];
         move_id.copy_from_slice(&sector[16..32]);
+        let count = u32_at(sector, 68) as usize;
+        let places = sector[UNREADABLE..CHECKED].chunks_exact(UNREADABLE_LENGTH);
+        let mut unreadable = Unreadable::default();
+        for bytes in places.take(count) {
+            let intent = Intent {
+                block: u64_at(bytes, 0),
+                epoch: u64_at(bytes, 8),
+                checksum: u32_at(bytes, 16),
+            };
+            if !unreadable.push(intent) {
+                break;
+            }
+        }
+        if count > MAX_UNREADABLE {
+            return Err(Damage::Bounds("number of unreadable blocks"));
+        }
         let found = Self {
             version,
             move_id,
@@ -167,6 +244,7 @@ impl Superblock {
             bitmap_blocks: u64_at(sector, 80),
             started: flags & STARTED != 0,
             complete: flags & COMPLETE != 0,
+            unreadable,
         };
         found.check()?;
         Ok(found)
@@ -202,6 +280,10 @@ impl Superblock {
                 "bitmap",
             ),
         ];
+        let inside = |intent: &Intent| intent.block < self.blocks();
+        if !self.unreadable.intents().iter().all(inside) {
+            return Err(Damage::Bounds("list of unreadable blocks"));
+        }
         match holds.iter().find(|(holds, _)| !holds) {
             Some((_, name)) => Err(Damage::Bounds(name)),
             None => Ok(()),
@@ -210,12 +292,12 @@ impl Superblock {
 }
 
 /// Why no superblock can be chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unusable {
     /// Neither copy can be understood.
     Neither(Damage),
     /// One of version 1 can; the other cannot, and may have been the newer.
-    NewerLost(Superblock),
+    NewerLost(Box<Superblock>),
 }
 
 /// Which of two copies counts.
@@ -237,7 +319,7 @@ pub fn choose(copies: &[Result<Superblock, Damage>; 2]) -> Result<Superblock, Un
         [_, Ok(found)] if found.version == VERSION => Ok(*found),
         // The first one of a new move, before there was a second.
         [Err(Damage::Empty), Ok(found)] if found.generation == 1 => Ok(*found),
-        [Ok(found), _] | [_, Ok(found)] => Err(Unusable::NewerLost(*found)),
+        [Ok(found), _] | [_, Ok(found)] => Err(Unusable::NewerLost(Box::new(*found))),
         [Err(Damage::Magic | Damage::Empty), Err(damage)] | [Err(damage), _] => {
             Err(Unusable::Neither(*damage))
         }

@@ -10,7 +10,7 @@
 //! [`verification`](crate::verification) for what is compared of them,
 //! [`opening`](crate::opening) for recovery.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::condensing::Condensing;
 use crate::flushes::{Checkpoint, Flushes};
@@ -104,6 +104,8 @@ pub struct Volume {
     pub(crate) overwrites: u32,
     /// Large discards: the blocks from, to, and the request.
     pub(crate) ranges: Vec<(u64, u64, u32)>,
+    /// Remote blocks of which it is not known what they hold.
+    pub(crate) unreadable: BTreeSet<u64>,
     pub(crate) broken: bool,
     closing: bool,
     done: bool,
@@ -149,6 +151,11 @@ pub struct Progress {
     pub differing: u64,
     /// Where the first of these is, in bytes.
     pub first_differing: Option<u64>,
+    /// Blocks of which it is not known what they hold, as the destination could
+    /// not read them when the volume was opened.
+    pub unreadable: u64,
+    /// Where the first of these is, in bytes.
+    pub first_unreadable: Option<u64>,
     /// Hydration may run: the source is immutable.
     pub started: bool,
     /// The source does not answer.
@@ -220,6 +227,7 @@ impl Volume {
             bitmap_blocks: bitmap_blocks(config.size),
             started: false,
             complete: false,
+            unreadable: crate::superblock::Unreadable::default(),
         };
         let holds = [
             (
@@ -272,6 +280,7 @@ impl Volume {
             second_writes: 0,
             overwrites: 0,
             ranges: Vec::new(),
+            unreadable: BTreeSet::new(),
             broken: false,
             closing: false,
             done: false,
@@ -728,6 +737,8 @@ impl Volume {
             differences: self.verification.differences,
             differing: self.verification.differing.len() as u64,
             first_differing: differing.first().map(|block| block * BLOCK_SIZE),
+            unreadable: self.unreadable.len() as u64,
+            first_unreadable: self.unreadable.first().map(|block| block * BLOCK_SIZE),
             started: self.superblock.started,
             stalled: self.source.is_away(),
             broken: self.broken,

@@ -229,6 +229,11 @@ impl Volume {
         if self.is_overwritten(first, end) {
             return false;
         }
+        if self.is_unreadable(first, end) {
+            self.requests[index as usize].failure = Some(Failure::BadSector);
+            self.part_ended(index, memory);
+            return true;
+        }
         let mut block = first;
         while block < end {
             let local = self.map.is_local(block);
@@ -256,6 +261,18 @@ impl Volume {
             self.part_ended(index, memory);
         }
         true
+    }
+
+    /// Whether it is not known what any of these blocks hold.
+    fn is_unreadable(&self, first: u64, end: u64) -> bool {
+        self.unreadable.range(first..end).next().is_some()
+    }
+
+    /// The guest has written to these blocks as a whole.
+    fn is_readable_again(&mut self, first: u64, end: u64) {
+        while let Some(block) = self.unreadable.range(first..end).next().copied() {
+            self.unreadable.remove(&block);
+        }
     }
 
     /// Whether a block is claimed by something that a write must wait for.
@@ -329,6 +346,13 @@ impl Volume {
         let head = head && !self.is_settled(first);
         let tail = slow.part_end % BLOCK_SIZE != 0 && end - 1 > first;
         let tail = tail && !self.is_settled(end - 1);
+        // The rest of a block that is written in part is not known.
+        if head && self.is_unreadable(first, first + 1) || tail && self.is_unreadable(end - 1, end)
+        {
+            self.requests[index as usize].failure = Some(Failure::BadSector);
+            self.part_ended(index, memory);
+            return true;
+        }
         let slots = usize::from(head) + usize::from(tail);
         if slots > 0 && self.free_blocks.len() < RESERVED_SLOTS + slots {
             return false;
@@ -777,6 +801,7 @@ impl Volume {
                 entry.content = true;
                 entry.owed_after = owed_after;
                 self.map.set_local(block);
+                self.is_readable_again(block, block + 1);
                 self.hydration.written(block, block + 1);
                 self.verification.written(block, block + 1);
             } else if !entry.content {
@@ -895,6 +920,7 @@ impl Volume {
         if slow.phase == Phase::Recording && slow.failure.is_none() {
             let (first, end) = slow.blocks();
             self.map.set_all_local(first, end);
+            self.is_readable_again(first, end);
             self.hydration.written(first, end);
             self.verification.written(first, end);
         }

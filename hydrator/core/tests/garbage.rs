@@ -10,7 +10,8 @@ use localstor_hydrator_core::journal::{
     entries, is_lost, v1,
 };
 use localstor_hydrator_core::superblock::{
-    Damage, MAX_SIZE, Superblock, Unusable, VERSION, VERSION_1, choose, metadata_size,
+    Damage, Intent, MAX_SIZE, MAX_UNREADABLE, Superblock, Unreadable, Unusable, VERSION, VERSION_1,
+    choose, metadata_size,
 };
 
 const MOVE: [u8; 16] = *b"one move's own i";
@@ -28,7 +29,37 @@ fn superblock() -> Superblock {
         bitmap_blocks: 9,
         started: true,
         complete: false,
+        unreadable: Unreadable::default(),
     }
+}
+
+#[test]
+fn a_superblock_has_room_for_what_cannot_be_read_and_knows_its_bounds() {
+    let mut full = superblock();
+    for number in 0..MAX_UNREADABLE as u64 {
+        let intent = Intent {
+            block: number,
+            epoch: 2,
+            checksum: 77,
+        };
+        assert!(full.unreadable.push(intent));
+    }
+    assert!(!full.unreadable.push(Intent::default()));
+    let mut block = [0; 4096];
+    full.encode(&mut block);
+    assert_eq!(Superblock::decode(&block), Ok(full));
+    block[68] = MAX_UNREADABLE as u8 + 1;
+    let crc = crc32c::crc32c(&block[..508]);
+    block[508..512].copy_from_slice(&crc.to_le_bytes());
+    assert!(matches!(Superblock::decode(&block), Err(Damage::Bounds(_))));
+    let mut outside = superblock();
+    let behind = Intent {
+        block: outside.blocks(),
+        ..Intent::default()
+    };
+    assert!(outside.unreadable.push(behind));
+    outside.encode(&mut block);
+    assert!(matches!(Superblock::decode(&block), Err(Damage::Bounds(_))));
 }
 
 #[test]

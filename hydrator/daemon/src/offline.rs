@@ -150,7 +150,7 @@ impl Reader {
             Ok(current) => Some(current),
             Err(Unusable::NewerLost(older)) => {
                 lost.push(Part::Superblock);
-                Some(older)
+                Some(*older)
             }
             Err(Unusable::Neither(_)) => None,
         };
@@ -290,6 +290,16 @@ fn superblock_json(found: &Result<Superblock, Damage>) -> Value {
             "bitmap_blocks": found.bitmap_blocks,
             "started": found.started,
             "complete": found.complete,
+            "unreadable": found
+                .unreadable
+                .intents()
+                .iter()
+                .map(|intent| json!({
+                    "block": intent.block,
+                    "epoch": intent.epoch,
+                    "checksum": format!("{:08x}", intent.checksum),
+                }))
+                .collect::<Vec<_>>(),
         }),
     }
 }

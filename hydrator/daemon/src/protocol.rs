@@ -135,6 +135,14 @@ pub struct Status {
     pub remaining_seconds: Option<u64>,
     /// Requests that wait.
     pub waiting: u64,
+    /// Blocks of 4 KiB that the destination could not read when the volume was
+    /// opened: reads of them fail until all of a block is written or discarded,
+    /// and the move does not end before that.
+    #[serde(default)]
+    pub unreadable_blocks: u64,
+    /// Where the first of these is.
+    #[serde(default)]
+    pub first_unreadable: Option<u64>,
     /// Written to blocks that were not local for good.
     pub written: u64,
     /// Written to the metadata device.

@@ -281,6 +281,12 @@ impl Server {
                     "{}: {length} bytes at {offset} can't be read; reads of them fail",
                     self.settings.source.display()
                 ),
+                Notice::UnreadableData { offset, length } => error!(
+                    "{}: {length} bytes at {offset} can't be read, and may be all there is of \
+                     what was written there: reads of them fail until they are written or \
+                     discarded as a whole, and the move does not end before that",
+                    self.settings.data.display()
+                ),
                 Notice::Differs {
                     offset,
                     length,
@@ -516,6 +522,8 @@ impl Server {
             minimum: self.rate.minimum,
             remaining_seconds: progress.remote.checked_div(rate),
             waiting: progress.waiting,
+            unreadable_blocks: progress.unreadable,
+            first_unreadable: progress.first_unreadable,
             written: progress.written,
             metadata_written: progress.metadata_written,
             bad_blocks: progress.bad,

@@ -573,22 +573,38 @@ impl Machine {
     /// If that fails.
     pub fn read_all(&mut self, random: &mut Rng) -> Result<Vec<u8>, String> {
         let size = self.volume.progress().size;
+        self.carry_through(Operation::Read, 0, vec![0xcc; size as usize], random)?
+            .map_err(|failure| format!("reading all of it: {failure}"))
+    }
+
+    /// Feed in a request of the simulation's own and run until it is answered:
+    /// its buffer.
+    ///
+    /// # Errors
+    /// If it never is.
+    pub fn carry_through(
+        &mut self,
+        operation: Operation,
+        offset: u64,
+        buffer: Vec<u8>,
+        random: &mut Rng,
+    ) -> Result<Result<Vec<u8>, Failure>, String> {
         let request = Request {
             tag: OWN_TAG,
-            operation: Operation::Read,
-            offset: 0,
-            length: size,
+            operation,
+            offset,
+            length: buffer.len() as u64,
         };
-        self.request(request, vec![0xcc; size as usize]);
+        self.request(request, buffer);
         loop {
             self.pump(random);
             if let Some(at) = self.answers.iter().position(|(tag, _)| *tag == OWN_TAG) {
                 let (_, result) = self.answers.swap_remove(at);
-                result.map_err(|failure| format!("reading all of it: {failure}"))?;
-                return Ok(self.take_buffer(OWN_TAG));
+                let buffer = self.take_buffer(OWN_TAG);
+                return Ok(result.map(|()| buffer));
             }
             if !self.step(random) {
-                return Err("reading stands still".into());
+                return Err(format!("{operation:?} stands still"));
             }
         }
     }

@@ -55,6 +55,8 @@ pub struct Tally {
     pub rotten: u64,
     /// Volumes that were refused for it.
     pub refused: u64,
+    /// Blocks that failed because the destination could not read them.
+    pub unreadable: u64,
 }
 
 impl Tally {
@@ -71,6 +73,7 @@ impl Tally {
         self.broken += other.broken;
         self.rotten += other.rotten;
         self.refused += other.refused;
+        self.unreadable += other.unreadable;
     }
 }
 
@@ -535,7 +538,8 @@ impl Walk {
         self.check_whole_blocks(&found)?;
         self.check_recovered(&machine, &found)?;
         if let Some((data, metadata)) = rotten {
-            self.check_rot(data, metadata)?;
+            self.check_rot(data.clone(), metadata.clone())?;
+            self.check_unreadable(data, metadata, &found)?;
         }
         if go_on {
             self.model.settle(&found);
@@ -632,6 +636,79 @@ impl Walk {
         let context = |violation| format!("{rot:?} in sector {sector} of M: {violation}");
         self.model.check_crash(&found).map_err(context)?;
         self.check_whole_blocks(&found).map_err(context)
+    }
+
+    /// A block of the destination cannot be read: it alone fails, or is as it
+    /// was found without that, until it is written. Then it is what was written.
+    fn check_unreadable(
+        &mut self,
+        mut data: Disk,
+        metadata: Disk,
+        found: &[Value],
+    ) -> Result<(), String> {
+        let blocks = self.size() / BLOCK;
+        let random = &mut self.random;
+        let (config, rule) = (self.config.clone(), self.rule);
+        let source = self.machine.source.clone();
+        let bad = random.usize(0..blocks);
+        data.rot(
+            bad * PER_BLOCK + random.usize(0..PER_BLOCK),
+            Rot::Unreadable,
+            random,
+        );
+        let open = |data, metadata, random: &mut Rng| {
+            let mut machine = Machine::new(&config, rule, None, data, metadata, source.clone());
+            machine.open(random)?;
+            Ok::<_, String>(machine)
+        };
+        let look = |machine: &mut Machine, random: &mut Rng, bad, expected: &[Value]| {
+            let mut failed = false;
+            for block in 0..blocks {
+                let (offset, buffer) = ((block * BLOCK) as u64, vec![0xcc; BLOCK]);
+                let read = machine.carry_through(Operation::Read, offset, buffer, random)?;
+                let expected = &expected[block * PER_BLOCK..][..PER_BLOCK];
+                match read {
+                    Ok(content) if values_of(&content) == expected => {}
+                    Err(_) if bad == Some(block) => failed = true,
+                    other => {
+                        let other = other.map(|content| values_of(&content));
+                        return Err(format!("block {block}, {bad:?} is bad: {other:x?}"));
+                    }
+                }
+            }
+            Ok(failed)
+        };
+        let mut machine = open(data, metadata, random)?;
+        let failed = look(&mut machine, random, Some(bad), found)?;
+        self.tally.unreadable += u64::from(failed);
+        let known = machine.volume.progress().unreadable == 0;
+        let (mut data, metadata) = machine.cut_power_hard(random);
+        if random.bool() {
+            // It was the cable.
+            let sectors = data.read(bad * BLOCK, BLOCK).to_vec();
+            data.set(bad * BLOCK, &sectors);
+            let mut machine = open(data, metadata, random)?;
+            let failing = Some(bad).filter(|_| !known);
+            look(&mut machine, random, failing, found)?;
+            return Ok(());
+        }
+        let mut machine = open(data, metadata, random)?;
+        let again = look(&mut machine, random, Some(bad), found)?;
+        if failed != again {
+            return Err(format!("block {bad} fails or not: {failed}, {again}"));
+        }
+        let mut expected = found.to_vec();
+        expected[bad * PER_BLOCK..][..PER_BLOCK].fill(0x77);
+        let content = bytes_of(&[0x77; PER_BLOCK]);
+        let fua = Operation::Write { fua: true };
+        machine
+            .carry_through(fua, (bad * BLOCK) as u64, content, random)?
+            .map_err(|failure| format!("writing block {bad}: {failure}"))?;
+        look(&mut machine, random, None, &expected)?;
+        let (data, metadata) = machine.cut_power_hard(random);
+        let mut machine = open(data, metadata, random)?;
+        look(&mut machine, random, None, &expected)?;
+        Ok(())
     }
 
     /// A block that was not settled is never a mix.

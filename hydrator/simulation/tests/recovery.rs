@@ -5,7 +5,7 @@
 use fastrand::Rng;
 use localstor_hydrator_core::bitmap::{WORDS_PER_SECTOR, encode_sector};
 use localstor_hydrator_core::journal::{Entry, Header, checksum, encode_entry, encode_header};
-use localstor_hydrator_core::superblock::{Superblock, VERSION, VERSION_1};
+use localstor_hydrator_core::superblock::{Superblock, Unreadable, VERSION, VERSION_1};
 use localstor_hydrator_core::{Config, Device, Failure, Notice, Operation, Request, Rule, Tag};
 use localstor_hydrator_simulation::disk::{Disk, Rot, SECTOR};
 use localstor_hydrator_simulation::machine::{Faults, Machine};
@@ -484,6 +484,7 @@ fn left_by_version_1(config: &Config) -> (Disk, Disk, Vec<u8>) {
         bitmap_blocks: 1,
         started: true,
         complete: false,
+        unreadable: Unreadable::default(),
     };
     let mut block = vec![0; BLOCK];
     superblock.encode(&mut block);
@@ -565,6 +566,71 @@ fn an_older_superblock_of_version_1_is_not_taken_for_a_damaged_newer_one() {
         let error = machine.open(&mut random).expect_err("it does not open");
         assert!(error.contains("first: Superblock"), "{rot:?}: {error}");
     }
+}
+
+#[test]
+fn a_block_that_recovery_cannot_read_fails_alone_until_it_is_written() {
+    let mut random = Rng::with_seed(11);
+    let config = config(16);
+    let mut machine = new_machine(&config, &mut random);
+    for block in [3, 4] {
+        write(&mut machine, block * BLOCK, vec![1; BLOCK], &mut random);
+    }
+    let (mut data, metadata) = machine.cut_power_hard(&mut random);
+    data.rot(3 * BLOCK / SECTOR, Rot::Unreadable, &mut random);
+    let source = machine.source.clone();
+    let mut machine = Machine::new(&config, None, None, data, metadata, source);
+    machine.open(&mut random).expect("the volume opens");
+    let offset = 3 * BLOCK as u64;
+    let length = BLOCK as u32;
+    assert!(
+        machine
+            .notices
+            .contains(&Notice::UnreadableData { offset, length })
+    );
+    assert_eq!(machine.volume.progress().first_unreadable, Some(offset));
+    let mut ask = |operation, at: usize, content: Vec<u8>| {
+        submit(&mut machine, 5, operation, at, content);
+        result_of(&mut machine, 5, &mut random)
+    };
+    let plain = Operation::Write { fua: false };
+    assert_eq!(
+        ask(Operation::Read, 3 * BLOCK, vec![0; 512]),
+        Err(Failure::BadSector)
+    );
+    // Not what it was not told: the rest of the block is not known.
+    assert_eq!(
+        ask(plain, 3 * BLOCK + 512, vec![2; 512]),
+        Err(Failure::BadSector)
+    );
+    assert_eq!(
+        ask(Operation::Read, 4 * BLOCK, vec![0; BLOCK]),
+        Ok(vec![1; BLOCK])
+    );
+    ask(Operation::Discard, 3 * BLOCK, vec![0; BLOCK]).expect("all of it is discarded");
+    assert_eq!(
+        ask(Operation::Read, 3 * BLOCK, vec![9; BLOCK]),
+        Ok(vec![0; BLOCK])
+    );
+    assert_eq!(machine.volume.progress().unreadable, 0);
+}
+
+#[test]
+fn a_destination_that_reads_nothing_is_refused_and_left_alone() {
+    let mut random = Rng::with_seed(12);
+    let config = config(64);
+    let mut machine = new_machine(&config, &mut random);
+    let plain = Operation::Write { fua: false };
+    submit(&mut machine, 1, plain, 0, vec![1; 30 * BLOCK]);
+    result_of(&mut machine, 1, &mut random).expect("a write succeeds");
+    let (mut data, metadata) = machine.kill(&mut random);
+    for sector in 0..data.len() / SECTOR {
+        data.rot(sector, Rot::Unreadable, &mut random);
+    }
+    let source = machine.source.clone();
+    let mut machine = Machine::new(&config, None, None, data, metadata, source);
+    let error = machine.open(&mut random).expect_err("it does not open");
+    assert!(error.contains("Device(Data, BadSector)"), "{error}");
 }
 
 /// All of the volume, as it is after a power cut and a recovery on disks that

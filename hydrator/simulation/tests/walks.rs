@@ -42,6 +42,10 @@ fn no_power_cut_and_no_kill_takes_what_it_must_not() {
     let failing = [tally.bad, tally.faults, tally.broken];
     assert!(!failing.contains(&0), "devices fail: {tally:?}");
     assert!(
+        tally.rotten > 0 && tally.refused > 0 && tally.unreadable > 0,
+        "disks rot: {tally:?}"
+    );
+    assert!(
         tally.differences > 0 && tally.differing > 0,
         "destinations lie: {tally:?}"
     );
