@@ -64,7 +64,8 @@ unit-test: setup
 # tests in the lab that "make test" leaves out.  Then all of them with the two
 # data paths exchanged, and with dozens of moves at once: a thin pool has room
 # for so many where helpers leave holes.  At last moves and chains where
-# helpers have ublk devices.  QEMU's guest is first, because it is short.
+# helpers have ublk devices, and helpers of both kinds that are killed 200 times
+# each.  QEMU's guest is first, because it is short.
 soak: setup lab-programs lab-kernel qemu-test
 	LOCALSTOR_SOAK_WALKS=2000 LOCALSTOR_SOAK_PAIRS=500 \
 	    $(VENV)/bin/stestr run 'test_walk|test_pairs'
@@ -72,6 +73,7 @@ soak: setup lab-programs lab-kernel qemu-test
 	LOCALSTOR_DATA_PATHS=clone,hydrator LOCALSTOR_VERIFY=full \
 	    LOCALSTOR_MANY=50 LOCALSTOR_MEMORY=3G $(RUN_LAB_TESTS); $(LAB_DOWN)
 	LOCALSTOR_KERNEL=own $(RUN_LAB_TESTS) 'test_moves|test_chains'; $(LAB_DOWN)
+	LOCALSTOR_KILLS=200 $(RUN_LAB_TESTS) 'was_answered'; $(LAB_DOWN)
 
 # Two to three minutes, without KVM.  Debian's kernel is downloaded, not installed.
 qemu-test: setup rust

@@ -6,24 +6,32 @@ node: what is tried here is the helper, not the way to the source.
 """
 
 import json
+import os
 import pathlib
+import random
+import sys
 import time
 import unittest
 import uuid
 
 import testtools
+from testtools import content
 
 from lab import cloud as clouds
 from lab import errors
 from lab import kernel as kernels
 from lab import layout
+from lab import pieces
 
 HYDRATOR = str(layout.REPOSITORY / 'hydrator' / 'target' / 'release'
                / 'localstor-hydrator')
 RUNTIME = '/run/hydrator/volume'
 GROUP = 'cinder-local'
+SIZE = 256 << 20
 # Seconds
 PATIENCE = 120
+# Of the helper, under writers who remember; the soak has more.
+KILLS = int(os.environ.get('LOCALSTOR_KILLS', '8'))
 
 
 class HydratorTestCase(testtools.TestCase):
@@ -60,6 +68,8 @@ class HydratorTestCase(testtools.TestCase):
         self.fill('source', '/dev/urandom')
         self.starts = 0
 
+        self.metadata = self.path('metadata')
+
     def remove_volumes(self):
         self.node.run(['lvremove', '-qq', '-y', GROUP], check=False)
 
@@ -91,10 +101,11 @@ class HydratorTestCase(testtools.TestCase):
         self.starts += 1
         command = [HYDRATOR, 'run', '--runtime', RUNTIME,
                    '--move', self.move, '--data', self.path('data'),
-                   '--metadata', self.path('metadata'),
+                   '--metadata', self.metadata,
                    '--source', self.path('source'), '--new',
-                   '--frontend', self.frontend, '--limit', '20M',
-                   *arguments]
+                   '--frontend', self.frontend, *arguments]
+        if '--limit' not in arguments:
+            command += ['--limit', '20M']
         self.shell(f'setsid {" ".join(command)} >> /tmp/hydrator.log 2>&1'
                    ' < /dev/null & echo $! > /tmp/hydrator.pid')
         if self.starts == 1:
@@ -146,6 +157,39 @@ class HydratorTestCase(testtools.TestCase):
     def kill_under_load(self):
         pid = self.wait(lambda status: status['device'])['pid']
         self.shell(f'kill -0 $(cat /tmp/fio.pid) && kill -9 {pid}')
+
+    def begin_pieces(self, device):
+        """Let two dozen writers write and read back until they are told."""
+        command = [os.path.realpath(sys.executable), '-ISE',
+                   os.path.realpath(pieces.__file__), device,
+                   self.path('source'), str(SIZE)]
+        self.shell(f'setsid {" ".join(command)} > /tmp/pieces.json'
+                   ' 2> /tmp/pieces.log < /dev/null &'
+                   ' echo $! > /tmp/pieces.pid')
+        self.addCleanup(self.shell, 'kill -9 $(cat /tmp/pieces.pid)',
+                        check=False)
+
+    def pieces_go_on(self):
+        return not self.shell('kill -0 $(cat /tmp/pieces.pid)',
+                              check=False).returncode
+
+    def pieces_result(self):
+        """What the writers say, when they have looked at everything."""
+        self.shell('kill $(cat /tmp/pieces.pid); while kill -0'
+                   ' $(cat /tmp/pieces.pid) 2> /dev/null;'
+                   ' do sleep 0.2; done', timeout=PATIENCE, check=False)
+        text = self.shell('cat /tmp/pieces.log /tmp/pieces.json').stdout
+        self.addDetail('writers', content.text_content(text))
+        return json.loads(text.splitlines()[-1])
+
+    def make_slow_disk(self, size, latency):
+        """A disk in memory on which each request takes its time.
+
+        :param size: MiB
+        :param latency: milliseconds
+        :returns: its path
+        """
+        raise NotImplementedError
 
     def load_result(self):
         """What fio says of its job, when it has ended."""
@@ -199,6 +243,26 @@ class _Moves:
         longest = max(result[kind]['lat_ns']['max']
                       for kind in ('read', 'write', 'sync'))
         self.assertLess(longest, 2e9)
+
+    def test_nothing_that_was_answered_is_lost_by_kills(self):
+        # What the helper notes takes long, so that each kill comes upon many
+        # writes whose data is on the disk and whose notes are not.
+        self.metadata = self.make_slow_disk(16, 3)
+        # Most blocks are written before they arrive.
+        device = self.start('--detach', '--limit', '256K')
+        self.ask('start')
+        self.begin_pieces(device)
+        moments = random.Random(self.move)
+        for _ in range(KILLS):
+            time.sleep(moments.uniform(0.5, 2.5))
+            if not self.pieces_go_on():
+                break
+            pid = self.wait(lambda status: status['device'])['pid']
+            self.shell(f'kill -9 {pid}')
+
+        result = self.pieces_result()
+
+        self.assertIsNone(result['wrong'], result)
 
     def test_a_move_that_is_verified_tells_that_everything_was_compared(self):
         device = self.start('--verify', 'full')
@@ -327,9 +391,30 @@ class UblkTest(_Moves, HydratorTestCase):
     kernel = 'own'
     frontend = 'ublk'
 
+    def make_slow_disk(self, size, latency):
+        folder = '/sys/kernel/config/nullb/slow'
+        options = {'size': size, 'memory_backed': 1, 'irqmode': 2,
+                   'completion_nsec': latency * 1000000, 'cache_size': 1,
+                   'hw_queue_depth': 256, 'power': 1}
+        self.shell(f'mkdir {folder}; ' + '; '.join(
+            f'echo {value} > {folder}/{key}'
+            for key, value in options.items()) + '; udevadm settle')
+        self.addCleanup(self.node.run, ['rmdir', folder])
+        return '/dev/slow'
+
 
 class NbdTest(_Moves, HydratorTestCase):
     """The kernel's NBD client, on Debian's kernel."""
 
     kernel = 'stock'
     frontend = 'nbd'
+
+    def make_slow_disk(self, size, latency):
+        # Not dm-delay, which counts in ticks of 10 ms there.
+        self.node.run(['modprobe', 'scsi_debug', f'dev_size_mb={size}',
+                       f'ndelay={latency * 1000000}'])
+        self.addCleanup(self.node.run, ['rmmod', 'scsi_debug'])
+        self.node.run(['udevadm', 'settle'])
+        return '/dev/' + self.shell(
+            'ls /sys/bus/pseudo/drivers/scsi_debug/adapter*/host*/target*/'
+            '*/block').stdout.strip()
