@@ -3,6 +3,8 @@
 and a cloud of simulated nodes.
 """
 
+import threading
+import time
 from typing import NamedTuple
 from unittest import mock
 
@@ -17,8 +19,10 @@ from cinder.tests.unit import utils as cinder_test_utils
 from cinder.volume import configuration
 from cinder.volume import driver
 from cinder.volume import rpcapi
+import fixtures
 from oslo_utils import timeutils
 from oslo_utils import units
+import sqlalchemy as sa
 
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engines
@@ -54,6 +58,18 @@ class TestCase(test.TestCase):
         self.override('volume_backend_name', 'local')
         self.override('target_ip_address', '192.0.2.1')
 
+    def share_database(self):
+        """Let all threads of a test have its database.
+
+        SQLite's in memory is that of one connection, and each thread has
+        one.  So only one thread may be in a transaction at a time.
+        """
+        engine = db.main_context_manager.writer.get_engine()
+        connection = engine.raw_connection().driver_connection
+        self.useFixture(fixtures.MockPatchObject(
+            engine, 'pool', sa.pool.StaticPool(lambda: connection,
+                                               dialect=engine.dialect)))
+
     def override(self, name, value):
         self.override_config(name, value, group='local')
 
@@ -66,6 +82,44 @@ class TestCase(test.TestCase):
             object_current_version=objects_base.OBJ_VERSIONS.get_current())
         service.create()
         return objects.Service.get_by_id(self.ctxt, service.id)
+
+
+class Inside:
+    """Stands for a piece of code; knows how many were in it at once."""
+
+    def __init__(self):
+        self.most = self._now = 0
+
+    def __call__(self, *_args, **_kwargs):
+        self._now += 1
+        self.most = max(self.most, self._now)
+        # Long enough for whoever may to come in
+        time.sleep(0.02)
+        self._now -= 1
+
+
+def at_once(*functions):
+    """Call functions in threads of their own that begin together.
+
+    :returns: the errors that they have ended with, None for none
+    """
+    meeting = threading.Barrier(len(functions), timeout=10)
+    errors = [None] * len(functions)
+
+    def run(number, function):
+        meeting.wait()
+        try:
+            function()
+        except Exception as error:
+            errors[number] = error
+
+    threads = [threading.Thread(target=run, args=each)
+               for each in enumerate(functions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return errors
 
 
 class Row(NamedTuple):

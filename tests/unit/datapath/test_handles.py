@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import threading
+import time
 import unittest
 
 import ddt
@@ -11,6 +13,7 @@ from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.node import interface
 from cinder_localstor.node import simulated
+from tests.unit import base
 
 GIB_SECTORS = units.Gi // interface.SECTOR
 
@@ -264,3 +267,61 @@ class StandTest(HandlesTestCase):
         self.stand(self.standing())
         self.assertNotIn(('SimulatedDeviceMapper.reload', 0),
                          self.node.faults.seen)
+
+
+class AtOnceTest(HandlesTestCase):
+
+    def test_a_table_is_changed_by_one_at_a_time(self):
+        # A volume grows in the moment in which its data has all arrived:
+        # what it lies on is looked at and then laid.
+        self.create()
+        inside = base.Inside()
+        self.mapper.reload = inside
+        operations = (lambda: self.handles.extend('x', 2 * units.Gi),
+                      lambda: self.handles.lay('x'),
+                      lambda: self.handles.lay_on_engine(
+                          'x', units.Gi, handles.Beneath(
+                              '/dev/mapper/y', GIB_SECTORS)))
+        self.assertEqual([None] * 3, base.at_once(*operations))
+        self.assertEqual(1, inside.most)
+
+    def test_extending_sees_what_was_laid_meanwhile(self):
+        self.create()
+        self.create('y')
+        self.handles.lay('x', handles.Beneath('/dev/mapper/y-handle',
+                                              GIB_SECTORS))
+        devices, reload = self.mapper.devices, self.mapper.reload
+
+        def look():
+            found = devices()
+            time.sleep(0.02)
+            return found
+
+        def slow(*arguments):
+            time.sleep(0.01)
+            reload(*arguments)
+
+        self.mapper.devices, self.mapper.reload = look, slow
+        self.assertEqual([None] * 2, base.at_once(
+            lambda: self.handles.extend('x', 2 * units.Gi),
+            lambda: self.handles.lay('x')))
+        self.assertEqual(('group-x',), devices()['x-handle'].under)
+
+    def test_sealing_is_not_undone_by_a_table_of_before(self):
+        self.create()
+        volumes, looked = self.node.volumes.logical_volumes, threading.Event()
+
+        def slow():
+            found = volumes()
+            looked.set()
+            time.sleep(0.02)
+            return found
+
+        def seal():
+            looked.wait(10)
+            self.handles.seal('x', 2)
+
+        self.node.volumes.logical_volumes = slow
+        self.assertEqual([None] * 2, base.at_once(
+            lambda: self.handles.lay('x'), seal))
+        self.assertTrue(self.mapper.nodes['x-handle'].read_only)

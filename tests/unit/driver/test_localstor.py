@@ -431,6 +431,17 @@ class DisconnectTest(DriverTestCase):
         self.cloud.reserve(self.remote_volume(), STRANGER)
         self.assertTrue(self.driver.terminate_connection(self.volume, HERE))
 
+    def test_volume_that_has_left_is_refused_before_it_is_exported(self):
+        # A request that waited, or was sent when the volume was still here
+        self.cloud.reserve(self.volume)
+        self.cloud.move(self.volume)
+        left = self.cloud.refresh(self.volume)
+        for connector in (HERE, INSTANCE, STRANGER):
+            self.assertRaises(exception.VolumeElsewhere,
+                              self.driver.create_export, self.ctxt, left,
+                              connector)
+        self.remote.export.assert_not_called()
+
     def test_refused_move_takes_no_export_away(self):
         # Cinder removes the export when initialize_connection fails, and
         # not when create_export does.

@@ -3,6 +3,7 @@
 from unittest import mock
 
 from cinder_localstor import exception
+from cinder_localstor.moves import executor
 from cinder_localstor.moves import table
 from cinder_localstor import rows
 from tests.unit import base
@@ -109,3 +110,51 @@ class ExecutorTest(base.TestCase):
                 order.append(args[2]), change(*args, **more))[1]):
             self.executor(base.B).drive(self.ctxt, move.move_id)
         self.assertEqual(['settle', 'completing'], order)
+
+
+class AtOnceTest(base.TestCase):
+    """Several threads, as the RPC server and the periodic task are."""
+
+    def setUp(self):
+        super().setUp()
+        self.inside = base.Inside()
+        self.move = mock.Mock(move_id='m', state='migrating', done=())
+        # The database of the tests is that of one thread.
+        self.get = self.patch('cinder_localstor.rows.get',
+                              return_value=self.move)
+
+    def runner(self, export_source):
+        return executor.StepRunner(mock.Mock(export_source=export_source),
+                                   mock.Mock())
+
+    def test_repeated_request_waits_for_the_first(self):
+        runner = self.runner(self.inside)
+        errors = base.at_once(*2 * [lambda: runner.run(
+            self.ctxt, self.move, ['export_source'])])
+        self.assertEqual(([None, None], 1), (errors, self.inside.most))
+
+    def test_repeated_request_finds_what_has_changed_meanwhile(self):
+        def export_source(move):
+            self.inside()
+            self.get.return_value = None
+
+        runner = self.runner(export_source)
+        errors = base.at_once(*2 * [lambda: runner.run(
+            self.ctxt, self.move, ['export_source'])])
+        self.assertEqual({type(None), exception.StepTooLate},
+                         set(map(type, errors)))
+
+    def test_steps_of_two_moves_do_not_wait_for_each_other(self):
+        runner = self.runner(self.inside)
+        base.at_once(*[lambda move_id=move_id: runner.run(
+            self.ctxt, mock.Mock(move_id=move_id), ['export_source'])
+            for move_id in 'mn'])
+        self.assertEqual(2, self.inside.most)
+
+    def test_a_move_is_driven_by_one_at_a_time(self):
+        driver = executor.Executor(None, None, mock.Mock(host=base.A), None)
+        driver.owns = lambda _move: True
+        driver._advance = lambda *_args: (
+            self.inside(), table.State.MIGRATING)[1]
+        errors = base.at_once(*2 * [lambda: driver.drive(self.ctxt, 'm')])
+        self.assertEqual(([None, None], 1), (errors, self.inside.most))

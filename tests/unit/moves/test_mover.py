@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import threading
+import time
 from unittest import mock
 
 import ddt
@@ -1084,3 +1086,63 @@ class BusyDeleteTest(MoverTestCase):
         volume.destroy()
         self.cloud.settle()
         self.assertEqual([], self.cloud.leftovers([]))
+
+
+class AtOnceTest(MoverTestCase):
+    """Several threads, as a user's calls are."""
+
+    def setUp(self):
+        super().setUp()
+        self.share_database()
+        self.examining = threading.Event()
+        self.running = threading.Event()
+        peers = self.cloud.movers[base.A]._peers
+        peers.examine = self.slow(peers.examine, self.examining)
+        peers.run = self.slow(peers.run, self.running)
+
+    @staticmethod
+    def slow(method, begun):
+        def act(*arguments, **options):
+            begun.set()
+            # Long enough for whoever may to come in
+            time.sleep(0.05)
+            return method(*arguments, **options)
+        return act
+
+    def test_volume_does_not_grow_while_its_move_begins(self):
+        # The copy that the move makes would be too small.
+        volume = self.cloud.refresh(self.volume)
+
+        def extend():
+            self.examining.wait(10)
+            self.cloud.movers[base.A].extend(self.ctxt, volume, 2 * units.Gi)
+
+        begun, grown = base.at_once(
+            lambda: self.cloud.move(self.volume), extend)
+        self.assertIsNone(begun)
+        self.assertIsInstance(grown, exception.VolumeElsewhere)
+        self.assertEqual(
+            units.Gi,
+            self.cloud.nodes[base.A].volumes.disks[volume.name].size)
+
+    def test_of_two_moves_one_begins(self):
+        self.cloud.reserve(self.volume)
+        volume = self.cloud.refresh(self.volume)
+        errors = base.at_once(*[
+            lambda to=to: self.cloud.movers[base.A].begin(
+                self.ctxt, volume, self.cloud.services[to])
+            for to in (base.B, base.C)])
+        self.assertEqual({type(None), exception.VolumeElsewhere},
+                         set(map(type, errors)))
+        self.assertEqual(1, len(rows.for_volume(self.ctxt, volume.id)))
+
+    def test_move_that_is_beginning_is_not_taken_for_broken_off(self):
+        def look():
+            self.running.wait(10)
+            for _time in range(5):
+                time.sleep(0.005)
+                self.cloud.running[base.A].scheduler.watch()
+
+        self.assertEqual([None] * 2, base.at_once(
+            lambda: self.cloud.move(self.volume), look))
+        self.assertEqual(base.B, self.cloud.host_of(self.volume))

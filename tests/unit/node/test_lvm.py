@@ -282,6 +282,27 @@ class ThickTest(GroupTestCase):
         clear.assert_not_called()
 
 
+class AtOnceTest(GroupTestCase):
+
+    def test_what_changes_the_group_runs_one_at_a_time(self):
+        inside, run = base.Inside(), self.command.run
+
+        def slow(*arguments, **options):
+            if arguments[0] != 'lvs':
+                inside()
+            return run(*arguments, **options)
+
+        self.command.answer('lvs', lvs(row()))
+        self.command.run = slow
+        self.assertEqual([None] * 4, base.at_once(
+            lambda: self.group.create('volume-2', units.Gi, frozenset()),
+            lambda: self.group.extend('volume-1', 2 * units.Gi),
+            lambda: self.group.retag('volume-1', frozenset('a'),
+                                     frozenset()),
+            lambda: self.group.remove('volume-1')))
+        self.assertEqual(1, inside.most)
+
+
 class ThinTest(GroupTestCase):
 
     kind = 'thin'

@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two operations on one volume at the same time, in every order.
+
+Every run of the tests has a sample, always the same, of the schedules with one
+preemption.  ``make soak`` has all of these, and new ones with two.  What fails
+tells its schedule, and the steps that were taken; with that in the
+environment, as ``LOCALSTOR_SCHEDULE='0x3 1x12'``, the test repeats this one
+alone.
+"""
+
+from collections.abc import Callable
+import contextlib
+import os
+import random
+import re
+from typing import Any
+
+from cinder.db import api as db
+from cinder.db import models
+import ddt
+import sqlalchemy as sa
+
+from cinder_localstor import exception
+from cinder_localstor.node import simulated
+from cinder_localstor import rows
+from tests.unit import base
+from tests.unit import interleavings
+from tests.unit import site
+
+# Schedules of each pair: always the same, or so many new ones with two
+# preemptions
+SAME = 4
+NEW = int(os.environ.get('LOCALSTOR_SOAK_ORDERS', '0'))
+SCHEDULE = os.environ.get('LOCALSTOR_SCHEDULE')
+
+# An id, or what is made of the beginning of one
+ID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{8}')
+# What of the database is told
+ROWS = (
+    (models.Volume.id, models.Volume._name_id, models.Volume.host,
+     models.Volume.size, models.Volume.status, models.Volume.deleted,
+     models.Volume.provider_location),
+    (models.VolumeAdminMetadata.volume_id, models.VolumeAdminMetadata.key,
+     sa.case((models.VolumeAdminMetadata.key == rows.SINCE, ''),
+             else_=models.VolumeAdminMetadata.value),
+     models.VolumeAdminMetadata.deleted),
+    (models.VolumeAttachment.id, models.VolumeAttachment.attach_status,
+     models.VolumeAttachment.connector, models.VolumeAttachment.deleted))
+
+
+class Site(site.Site):
+    """A site in which several requests can be under way."""
+
+    run: interleavings.Run | None = None
+
+    def on(self, host: str) -> contextlib.AbstractContextManager[None]:
+        return self.run.on(host) if self.run else contextlib.nullcontext()
+
+    def _ask(self, volume, work):
+        def work_there(driver):
+            with self.on(driver.host):
+                return work(driver)
+        return super()._ask(volume, work_there)
+
+    def period(self, host):
+        with self.on(host):
+            super().period(host)
+
+    def describe(self) -> str:
+        """All that a node or the database holds, in the words of each run.
+        """
+        found: list[Any] = []
+        for node in self.nodes.values():
+            found += [sorted((name, sorted(disk.tags), disk)
+                             for name, disk in node.volumes.disks.items()),
+                      sorted(node.device_mapper.nodes.items()),
+                      sorted(node.target.exports.items()),
+                      sorted(node.initiator.sessions.items()),
+                      sorted((name, helper.started) for name, helper
+                             in node.hydrators.processes.items())]
+        with db.main_context_manager.reader.using(self.ctxt) as session:
+            for columns in ROWS:
+                found += sorted(map(repr, session.query(*columns)))
+        found += [(one.attachments, one.opened, one.home, one.runs,
+                   one.doomed) for one in self.instances]
+        ids: dict[str, int] = {}
+        return ID.sub(lambda match: str(ids.setdefault(match[0], len(ids))),
+                      repr(found))
+
+    def connect(self, instance: site.Instance, host: str, attachment: Any,
+                refused: tuple[type[Exception], ...] = site.REFUSALS) -> None:
+        """What is left of attaching a volume that is reserved already.
+
+        :param refused: errors that the user may be told
+        """
+        try:
+            volume = self.refresh(instance.volume)
+            path = self._ask(volume, lambda driver: self._connect(
+                driver, volume, attachment, host))
+        except refused:
+            return
+        if self.run:
+            self.run.point(interleavings.on_node(host, 'a guest opens it'))
+        if instance.attachments.get(host) != attachment.id:
+            return  # given up meanwhile
+        self._open(instance, host, path)
+        if not instance.runs:
+            instance.home, instance.runs = host, True
+
+    def reserved(self, instance: site.Instance, host: str, **options: Any
+                 ) -> Callable[[], None]:
+        """Reserve a volume for an instance; the rest of attaching it."""
+        attachment = self.reserve(instance.volume)
+        instance.attachments[host] = attachment.id
+        return lambda: self.connect(instance, host, attachment, **options)
+
+    def give_up(self, instance: site.Instance, host: str) -> None:
+        """Nova ends a guest on a node and deletes its attachment."""
+        if instance.home == host:
+            self._stop(instance)
+        self.detach(instance, host)
+
+    def destroy(self, instance: site.Instance) -> None:
+        """Delete a volume as Cinder's API lets it, if at all."""
+        for host in list(instance.attachments):
+            self.give_up(instance, host)
+        if rows.attachments(self.ctxt, instance.volume.id):
+            return
+        # Cinder's lock for it, and its look at what is left then
+        with self.run.lock('delete'):
+            self._destroy(instance)
+
+    def _destroy(self, instance: site.Instance) -> None:
+        if instance not in self.instances:
+            return
+        self.set_status(instance.volume, 'deleting')
+        with contextlib.suppress(*site.REFUSALS):
+            self._ask(instance.volume,
+                      lambda driver: self._delete(driver, instance))
+
+    def grow(self, instance: site.Instance) -> None:
+        """Extend a volume, or be refused."""
+        row = self.row(instance.volume)
+        before, size = row.status, row.size + 1
+        self.set_status(instance.volume, 'extending')
+        try:
+            volume = self.refresh(instance.volume)
+            self._ask(volume, lambda driver: driver.extend_volume(volume,
+                                                                  size))
+        except site.REFUSALS:
+            self.set_status(instance.volume, before)
+            return
+        volume.update({'size': size, 'status': before})
+        volume.save()
+
+
+class Peers(site.Peers):
+    """As the base, and what a peer does takes the locks of its process."""
+
+    def _call(self, peer, method, *arguments):
+        with self._cloud.on(peer):
+            return super()._call(peer, method, *arguments)
+
+
+Pair = list[tuple[str, str, Callable[[], None]]]
+
+
+def arriving(cloud: Site, host: str = base.B) -> site.Instance:
+    """A volume of A that has come to a node, with its guest, and arrives."""
+    instance = cloud.create(base.A)
+    cloud.attach(instance, host)
+    cloud.write(instance, 0)
+    cloud.watch()
+    return instance
+
+
+def left(cloud: Site) -> site.Instance:
+    """One that arrives, and that no guest uses any more."""
+    instance = arriving(cloud)
+    cloud.give_up(instance, base.B)
+    return instance
+
+
+def migrating(cloud: Site) -> site.Instance:
+    """A guest of A in a live migration to B."""
+    instance = cloud.create(base.A)
+    cloud.attach(instance, base.A)
+    cloud.attach(instance, base.B)
+    return instance
+
+
+def late(cloud: Site, host: str, *steps: str) -> Callable[[], None]:
+    """A request of a peer that comes a second time."""
+    move, = cloud.moves()
+
+    def run() -> None:
+        with contextlib.suppress(exception.LocalStorException):
+            cloud.running[host].answers.run(
+                cloud.ctxt, move.transfer.as_dict(), list(steps))
+    return run
+
+
+def arrived(cloud: Site) -> None:
+    """All that was still to come has come."""
+    cloud.hydrate()
+
+
+def attach_and_delete(cloud: Site) -> Pair:
+    """A reservation is given up while it is being used."""
+    instance = cloud.create(base.A)
+    attach = cloud.reserved(instance, base.B)
+    return [('attach', base.A, attach),
+            ('delete', base.A, lambda: cloud.destroy(instance))]
+
+
+def attach_and_delete_in_mid_move(cloud: Site) -> Pair:
+    instance = left(cloud)
+    attach = cloud.reserved(instance, base.C)
+    return [('attach', base.B, attach),
+            ('delete', base.B, lambda: cloud.destroy(instance))]
+
+
+def attach_and_extend(cloud: Site) -> Pair:
+    instance = cloud.create(base.A)
+    attach = cloud.reserved(instance, base.B)
+    return [('attach', base.A, attach),
+            ('extend', base.A, lambda: cloud.grow(instance))]
+
+
+def attach_and_give_up(cloud: Site) -> Pair:
+    """Nobody wants a volume any more that is on its way."""
+    instance = cloud.create(base.A)
+    attach = cloud.reserved(instance, base.B)
+    return [('attach', base.A, attach),
+            ('detach', base.A, lambda: cloud.give_up(instance, base.B))]
+
+
+def attach_and_periods(cloud: Site) -> Pair:
+    """No look takes a move that is beginning for one that was broken off."""
+    instance = cloud.create(base.A)
+    attach = cloud.reserved(instance, base.B, refused=())
+    return [('attach', base.A, attach), ('periods', base.A, cloud.watch)]
+
+
+def attach_on_and_end(cloud: Site) -> Pair:
+    """A volume moves on in the moment in which it has arrived."""
+    instance = left(cloud)
+    attach = cloud.reserved(instance, base.C)
+    arrived(cloud)
+    return [('attach', base.B, attach), ('periods', base.B, cloud.watch)]
+
+
+def attach_back_and_end(cloud: Site) -> Pair:
+    instance = left(cloud)
+    attach = cloud.reserved(instance, base.A)
+    arrived(cloud)
+    return [('attach', base.B, attach), ('periods', base.B, cloud.watch)]
+
+
+def extend_and_end(cloud: Site) -> Pair:
+    instance = arriving(cloud)
+    arrived(cloud)
+    return [('extend', base.B, lambda: cloud.grow(instance)),
+            ('periods', base.B, cloud.watch)]
+
+
+def detach_and_periods(cloud: Site) -> Pair:
+    """A live migration succeeds."""
+    instance = migrating(cloud)
+    cloud.switch(instance, base.B)
+    return [('detach', base.B, lambda: cloud.give_up(instance, base.A)),
+            ('periods', base.A, cloud.watch)]
+
+
+def detach_and_detach(cloud: Site) -> Pair:
+    """A live migration ends on both nodes: it is taken back, or not."""
+    instance = migrating(cloud)
+    cloud._stop(instance)
+    return [('detach a', base.B, lambda: cloud.give_up(instance, base.A)),
+            ('detach b', base.B, lambda: cloud.give_up(instance, base.B))]
+
+
+def detach_and_period_of_two(cloud: Site) -> Pair:
+    """A live migration is taken back, and both nodes look."""
+    instance = migrating(cloud)
+    cloud._stop(instance)
+    cloud.give_up(instance, base.B)
+    return [('period of a', base.A, lambda: cloud.period(base.A)),
+            ('period of b', base.B, lambda: cloud.period(base.B))]
+
+
+def delete_and_delete(cloud: Site) -> Pair:
+    """Two deletes; Cinder lets one after the other in."""
+    instance = left(cloud)
+    return [('delete', base.B, lambda: cloud.destroy(instance)),
+            ('delete again', base.B, lambda: cloud.destroy(instance))]
+
+
+def delete_and_periods(cloud: Site) -> Pair:
+    instance = left(cloud)
+    return [('delete', base.B, lambda: cloud.destroy(instance)),
+            ('periods', base.B, cloud.watch)]
+
+
+def delete_and_end(cloud: Site) -> Pair:
+    instance = left(cloud)
+    arrived(cloud)
+    return [('delete', base.B, lambda: cloud.destroy(instance)),
+            ('periods', base.B, cloud.watch)]
+
+
+def period_and_nudge(cloud: Site) -> Pair:
+    """A peer asks for what the node is doing anyway."""
+    instance = cloud.create(base.A)
+    cloud.attach(instance, base.B)
+    cloud.hydrate()
+    move, = cloud.moves()
+    return [('period', base.B, lambda: cloud.period(base.B)),
+            ('nudge', base.B,
+             lambda: cloud.running[base.B].answers.drive(cloud.ctxt,
+                                                         move.move_id))]
+
+
+def export_again_and_end(cloud: Site) -> Pair:
+    """The target daemon of the source was restarted; the move ends."""
+    arriving(cloud)
+    arrived(cloud)
+    cloud.nodes[base.A].target.exports.clear()
+    return [('period of a', base.A, lambda: cloud.period(base.A)),
+            ('period of b', base.B, lambda: cloud.period(base.B))]
+
+
+def late_export_and_end(cloud: Site) -> Pair:
+    arriving(cloud)
+    arrived(cloud)
+    return [('late', base.A, late(cloud, base.A, 'export_source')),
+            ('period', base.B, lambda: cloud.period(base.B))]
+
+
+def late_creation_and_undoing(cloud: Site) -> Pair:
+    """What the source has asked for comes when it has died and come back."""
+    instance = cloud.create(base.A)
+    cloud.nodes[base.A].faults.plan = simulated.Call(
+        'Peers.run', 0, simulated.Fault.CRASH)
+    cloud.reserved(instance, base.B)()
+    cloud.boot(base.A)
+    return [('late', base.B, late(cloud, base.B, 'create_destination',
+                                  'create_map')),
+            ('period', base.A, lambda: cloud.period(base.A))]
+
+
+def restart_and_period(cloud: Site) -> Pair:
+    """The source comes back, and is asked for what is left to do."""
+    arriving(cloud)
+    arrived(cloud)
+    cloud.nodes[base.A].cut_power()
+    return [('restart', base.A, lambda: cloud.boot(base.A)),
+            ('period', base.B, lambda: cloud.period(base.B))]
+
+
+def restart_and_attach(cloud: Site) -> Pair:
+    """A node starts as a volume comes to it."""
+    instance = cloud.create(base.A)
+    attach = cloud.reserved(instance, base.B)
+    return [('restart', base.B, lambda: cloud.boot(base.B)),
+            ('attach', base.A, attach)]
+
+
+PAIRS = (attach_and_delete, attach_and_delete_in_mid_move, attach_and_extend,
+         attach_and_give_up,
+         attach_and_periods, attach_on_and_end, attach_back_and_end,
+         extend_and_end, detach_and_periods, detach_and_detach,
+         detach_and_period_of_two, delete_and_delete, delete_and_periods,
+         delete_and_end, period_and_nudge, export_again_and_end,
+         late_export_and_end, late_creation_and_undoing, restart_and_period,
+         restart_and_attach)
+
+
+@ddt.ddt
+class PairTest(site.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.patch('cinder_localstor.peers.rpc.PeerAPI',
+                   side_effect=lambda host, _time: Peers(self.site, host))
+        self.share_database()
+
+    @ddt.data(*PAIRS)
+    def test_every_order(self, prepare):
+        cloud = Site(self)
+        operations = prepare(cloud)
+
+        def perform(schedule, is_known):
+            run = cloud.run = interleavings.Run(
+                [interleavings.Operation(name, act, [host])
+                 for name, host, act in operations], schedule, is_known)
+            cloud.script.choose = run.call
+            for node in cloud.nodes.values():
+                node.faults.choose = run.call
+            return run, lambda: end(cloud, run), lambda: judge(cloud)
+
+        one, two = (interleavings.Explorer(preemptions, perform)
+                    for preemptions in (1, 2))
+        if SCHEDULE:
+            one.replay(interleavings.read_schedule(SCHEDULE))
+        elif NEW:
+            one.explore()
+            two.explore(NEW, random.Random())
+        else:
+            one.explore(SAME, random.Random(prepare.__name__))
+
+
+def end(cloud: Site, run: interleavings.Run) -> str:
+    """Let what was left to other threads be done, and describe it all.
+
+    :raises Exception: an operation has ended with an error that Cinder does
+        not expect
+    """
+    cloud.run = None
+    for node in cloud.nodes.values():
+        node.faults.choose = lambda _host, _name: None
+    for operation in run.operations:
+        if operation.error is not None:
+            raise operation.error
+    cloud.run_queue()
+    cloud.look()
+    return cloud.describe()
+
+
+def judge(cloud: Site) -> None:
+    """Whatever has happened, nothing is lost and everything ends.
+
+    :raises AssertionError: it is not so
+    """
+    cloud.watch()
+    for host in cloud.nodes:
+        cloud.boot(host)
+    cloud.settle()
+    cloud.end()
