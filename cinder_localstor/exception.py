@@ -200,6 +200,14 @@ class VolumeIsMoving(exception.InvalidVolume):
                 "attachment-list'.")
 
 
+class AttachmentUnderWay(exception.InvalidVolume):
+    message = _("Volume %(volume_id)s has %(count)d attachments without a "
+                "host, and one of them was given a connection on %(host)s. "
+                "Attach it again when 'cinder attachment-list' shows the "
+                "host of that one; or delete an attachment that nobody "
+                "uses.")
+
+
 class VolumeConnectedElsewhere(exception.InvalidVolume):
     message = _("Volume %(volume_id)s has a remote connection to %(host)s, "
                 "so it can't move now. Close that connection (a backup, an "

@@ -13,6 +13,7 @@ starts from, so that of two that ask for the same only one gets it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Iterable
 import dataclasses
 import datetime
 import json
@@ -43,6 +44,7 @@ SHOWN = PREFIX + 'shown'
 SOURCE_HOST = PREFIX + 'source_host'
 DESTINATION_HOST = PREFIX + 'destination_host'
 GENERATION = PREFIX + 'generation'
+CONNECTING = PREFIX + 'connecting'
 
 # Fields of both rows that change places with the identity
 IDENTITY = ('host', 'cluster_name', 'service_uuid', 'availability_zone',
@@ -50,6 +52,8 @@ IDENTITY = ('host', 'cluster_name', 'service_uuid', 'availability_zone',
             'provider_geometry')
 # Longest value that a metadata row holds
 MOST_CHARACTERS = 255
+# What of an attachment's id is kept where many have to fit into one row
+SHORT_ID = 8
 FIRST_GENERATION = 1
 
 
@@ -385,6 +389,26 @@ def attached(ctxt: context.RequestContext, volume_ids: Collection[str]
                 row.volume_id.in_(volume_ids), row.deleted == sa.false()):
             found.setdefault(volume_id, set()).add(attachment_id)
     return found
+
+
+def note_connecting(ctxt: context.RequestContext, volume_id: str,
+                    attachment_ids: Iterable[str]) -> None:
+    """Note that one of these attachments is being given a connection.
+
+    The driver is not told which one, and Cinder records its connector only
+    when the driver has answered.
+    """
+    ids = ','.join(sorted({known[:SHORT_ID] for known in attachment_ids}))
+    with db.main_context_manager.writer.using(ctxt.elevated()) as session:
+        _put(session, volume_id, CONNECTING, ids[:MOST_CHARACTERS])
+
+
+def connecting(ctxt: context.RequestContext, volume_id: str,
+               attachment_ids: Iterable[str]) -> list[str]:
+    """Those attachments that :func:`note_connecting` has noted last."""
+    metadata = db.volume_admin_metadata_get(ctxt.elevated(), volume_id)
+    noted = _words(metadata.get(CONNECTING, ''))
+    return [known for known in attachment_ids if known[:SHORT_ID] in noted]
 
 
 def new_move_id() -> str:

@@ -289,6 +289,7 @@ class LocalStorDriver(driver.VolumeDriver):
             return self._remote.connect(volume, connector)
         copy = volume.name
         if kind is Connection.LOCAL:
+            copy = self._mover.stay(context.get_admin_context(), volume.id)
             self._handles.check_there(copy)
         if kind is Connection.MOVE and peer:
             try:

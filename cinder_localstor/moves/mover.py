@@ -31,7 +31,7 @@ SOON = 1
 
 
 def size_lock(volume_id: str) -> str:
-    """Name of the lock that keeps a volume from growing as a move begins."""
+    """Name of the lock that keeps a volume as it is while a move begins."""
     return 'localstor-size-' + volume_id
 
 
@@ -78,6 +78,12 @@ class Mover:
             self._source.portal())
         move_id = rows.new_move_id()
         attachments = rows.attachments(ctxt, volume.id)
+        unconnected = self._unconnected(attachments)
+        noted = rows.connecting(ctxt, volume.id, unconnected)
+        if noted and len(unconnected) > 1:
+            # A guest may be about to open the copy that would be the source.
+            raise exception.AttachmentUnderWay(
+                volume_id=volume.id, count=len(unconnected), host=self.host)
         leaving = tuple(row['id'] for row in attachments if row['connector'])
         if leaving and len(leaving) == len(attachments):
             raise exception.VolumeConnectedElsewhere(
@@ -104,11 +110,14 @@ class Mover:
             with self._scheduler.beginning(move_id):
                 move = rows.begin(ctxt, volume, described,
                                   table.State.PREPARING.value, peer, leaving)
+                # Before the peer can be asked to let the volume move on
+                rows.note_connecting(ctxt, volume.id, unconnected)
                 self._prepare(ctxt, move)
         except Exception:
             with excutils.save_and_reraise_exception():
                 # Nobody waits for what has to be taken away again.
                 self._scheduler.look_after(move_id)
+                rows.note_connecting(ctxt, volume.id, noted)
         self._peers.nudge(peer.host, move_id)
 
     def _prepare(self, ctxt: context.RequestContext, move: rows.Move) -> None:
@@ -133,10 +142,33 @@ class Mover:
                     volume_id=volume.id, move_id=move.move_id,
                     state=move.state, action=action,
                     destination=move.transfer.destination_host)
+        self._check_home(volume)
+
+    def _check_home(self, volume: objects.Volume) -> None:
+        """:raises VolumeElsewhere: it lives on another node"""
         home = volume_utils.extract_host(volume.host)
         if home != self.host:
             raise exception.VolumeElsewhere(volume_id=volume.id, host=home,
                                             asked=self.host)
+
+    @staticmethod
+    def _unconnected(attachments: list[dict[str, Any]]) -> list[str]:
+        return [row['id'] for row in attachments if not row['connector']]
+
+    def stay(self, ctxt: context.RequestContext, volume_id: str) -> str:
+        """Let a user have a volume on this node; the name of its copy.
+
+        No move begins from here on before Cinder has recorded which of the
+        attachments got it.
+
+        :raises VolumeElsewhere: it has left meanwhile
+        """
+        with lockutils.lock(size_lock(volume_id)):
+            volume = objects.Volume.get_by_id(ctxt, volume_id)
+            self._check_home(volume)
+            rows.note_connecting(ctxt, volume_id, self._unconnected(
+                rows.attachments(ctxt, volume_id)))
+        return volume.name
 
     def extend(self, ctxt: context.RequestContext, volume: objects.Volume,
                size: int) -> None:

@@ -227,6 +227,19 @@ def attach_and_extend(cloud: Site) -> Pair:
             ('extend', base.A, lambda: cloud.grow(instance))]
 
 
+def attach_and_attach(cloud: Site) -> Pair:
+    """Two peers want a volume."""
+    instance = cloud.create(base.A)
+    return [('attach to b', base.A, cloud.reserved(instance, base.B)),
+            ('attach to c', base.A, cloud.reserved(instance, base.C))]
+
+
+def attach_here_and_there(cloud: Site) -> Pair:
+    instance = cloud.create(base.A)
+    return [('attach to a', base.A, cloud.reserved(instance, base.A)),
+            ('attach to b', base.A, cloud.reserved(instance, base.B))]
+
+
 def attach_and_give_up(cloud: Site) -> Pair:
     """Nobody wants a volume any more that is on its way."""
     instance = cloud.create(base.A)
@@ -367,7 +380,7 @@ def restart_and_attach(cloud: Site) -> Pair:
 
 
 PAIRS = (attach_and_delete, attach_and_delete_in_mid_move, attach_and_extend,
-         attach_and_give_up,
+         attach_and_attach, attach_here_and_there, attach_and_give_up,
          attach_and_periods, attach_on_and_end, attach_back_and_end,
          extend_and_end, detach_and_periods, detach_and_detach,
          detach_and_period_of_two, delete_and_delete, delete_and_periods,

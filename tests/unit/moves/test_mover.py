@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import json
 import threading
 import time
 from unittest import mock
 
+from cinder.db import api as db
 import ddt
 from oslo_db import exception as db_exception
 from oslo_utils import units
@@ -449,6 +451,64 @@ class LiveMigrationTest(MoverTestCase):
         self.cloud.settle()
         self.assertIn(copy, clear.call_args.args[0])
         self.assert_whole()
+
+
+class ConnectingTest(MoverTestCase):
+    """Cinder records who got a connection after it was given."""
+
+    def setUp(self):
+        super().setUp()
+        self.attachments = [self.cloud.reserve(self.volume)
+                            for _number in range(2)]
+
+    def begin(self, host, to):
+        self.cloud.movers[host].begin(
+            self.ctxt, self.cloud.refresh(self.volume),
+            self.cloud.services[to])
+
+    def connect(self, host):
+        db.volume_attachment_update(self.ctxt, self.attachments[0].id, {
+            'connector': json.dumps({'host': host})})
+
+    def test_volume_does_not_leave_the_guest_that_is_about_to_open_it(self):
+        self.assertEqual(self.volume.name, self.cloud.movers[base.A].stay(
+            self.ctxt, self.volume.id))
+        error = self.assertRaises(exception.AttachmentUnderWay, self.begin,
+                                  base.A, base.B)
+        self.assertIn(self.volume.id, str(error))
+        self.assertEqual([], rows._moves(self.ctxt))
+        self.connect('a')
+        self.begin(base.A, base.B)
+        self.assertEqual(table.State.STARTING, self.state())
+
+    def test_volume_that_has_just_come_does_not_go_on(self):
+        self.begin(base.A, base.B)
+        self.assertRaises(exception.AttachmentUnderWay, self.begin,
+                          base.B, base.C)
+        self.connect('b')
+        self.begin(base.B, base.C)
+        self.assertEqual(2, len(rows._moves(self.ctxt)))
+
+    def test_move_that_failed_has_given_nobody_a_connection(self):
+        self.cloud.down.add(base.B)
+        self.patch('tests.unit.base.Peers.examine', return_value={
+            'initiator': 'iqn', 'address': '192.0.2.1'})
+        self.assertRaises(exception.PeerDown, self.begin, base.A, base.B)
+        self.cloud.down.clear()
+        self.cloud.watch()
+        self.begin(base.A, base.C)
+
+    def test_attachment_that_is_alone_may_try_again(self):
+        self.cloud.movers[base.A].stay(self.ctxt, self.volume.id)
+        self.attachments[1].destroy()
+        self.begin(base.A, base.B)
+        self.assertEqual(table.State.MIGRATING, self.state())
+
+    def test_volume_that_has_left_does_not_stay(self):
+        self.begin(base.A, base.B)
+        self.assertRaises(exception.VolumeElsewhere,
+                          self.cloud.movers[base.A].stay, self.ctxt,
+                          self.volume.id)
 
 
 class HydratorLiveMigrationTest(LiveMigrationTest):
