@@ -351,10 +351,13 @@ impl Volume {
         });
     }
 
-    /// Answer the guest.
+    /// Answer the guest; a successor answers what waits for the source.
     #[inline]
     pub(crate) fn answer(&mut self, tag: Tag, result: Result<(), Failure>) {
         self.pace.ended(self.now, tag);
+        if self.closing && result == Err(Failure::Unreachable) {
+            return;
+        }
         self.actions.push_back(Action::Complete { tag, result });
     }
 
@@ -516,9 +519,9 @@ impl Volume {
     }
 
     fn advance<M: Memory>(&mut self, memory: &mut M) {
-        self.source_due(self.now, memory);
         let mut budget = SCAN_MOST;
         loop {
+            self.source_due(self.now, memory);
             self.submit_flush();
             self.settle_what_is_waited_for();
             self.hand_out_groups(memory);
@@ -701,8 +704,9 @@ impl Volume {
     }
 
     /// Take no more requests, end what is in flight, record it. Ends with
-    /// [`Notice::Closed`]. Reads that wait for a source that does not answer
-    /// fail.
+    /// [`Notice::Closed`]. What waits for a source that does not answer is not
+    /// waited for: it has changed nothing, and gets no [`Action::Complete`]. A
+    /// successor is sent it once more.
     pub fn close(&mut self) {
         if matches!(self.state, State::Open) {
             self.closing = true;

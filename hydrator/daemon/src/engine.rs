@@ -518,7 +518,11 @@ impl Engine {
                 if done == operation.length {
                     return Ok(None);
                 }
-                // Nothing at all: behind the end of the disk.
+                // Nothing at all: behind the end of the disk. The source was
+                // longer, and may be again.
+                if done == 0 && operation.device == Device::Source {
+                    return Err(Failure::Unreachable);
+                }
                 if done == 0 || done > operation.length {
                     return Err(Failure::Io);
                 }

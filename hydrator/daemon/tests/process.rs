@@ -357,6 +357,39 @@ fn a_guest_by_vhost_user_loses_nothing_to_a_helper_that_leaves() {
 }
 
 #[test]
+fn what_waits_for_the_source_is_answered_by_the_successor_of_who_leaves() {
+    let mut volume = Move::new("vhost-away");
+    volume.frontend = "vhost-user-blk";
+    let socket = volume.path("runtime/vhost");
+    let mut expected = volume.content("source");
+    let before = volume.served_at("vhost");
+    let mut guest = guest::Guest::new();
+    guest.connect(&socket);
+    // The source has nothing any more: it does not answer.
+    let mut options = std::fs::File::options();
+    let source = options.write(true).open(volume.path("source")).unwrap();
+    source.set_len(0).unwrap();
+    let read = guest.submit(guest::IN, 128, 8192);
+    let write = guest.submit_write(1025, &[0x5c; 512]);
+    volume.wait("it is stalled", |status| {
+        status["state"] == "stalled" && status["waiting"] == 2
+    });
+    send(before, Signal::TERM);
+    await_end(before);
+    assert_eq!(guest.answer(), None);
+    source.write_all_at(&expected, 0).unwrap();
+    volume.successor_of(before);
+    guest.connect(&socket);
+    let mut answers = [guest.wait(), guest.wait()];
+    answers.sort_unstable();
+    assert_eq!(answers, [(read, guest::OK), (write, guest::OK)]);
+    let found = guest.content(read, 8192);
+    assert!(found == expected[128 * 512..][..8192]);
+    expected[1025 * 512..][..512].fill(0x5c);
+    assert!(guest.seen(SIZE) == expected);
+}
+
+#[test]
 fn a_move_is_not_finished_early_but_may_be_aborted() {
     let mut volume = Move::new("aborted");
     volume.start();

@@ -789,6 +789,51 @@ fn a_failed_write_with_fua_is_a_failed_flush() {
 }
 
 #[test]
+fn what_waits_for_the_source_is_left_to_a_successor() {
+    let mut random = Rng::with_seed(33);
+    let config = config(16);
+    let mut machine = new_machine(&config, &mut random);
+    machine.faults.away = 100;
+    let part = Operation::Write { fua: true };
+    let waiting = [
+        (10, Operation::Read, 0, vec![0; 2 * BLOCK]),
+        (11, part, 3 * BLOCK, vec![1; 512]),
+        // It waits for the one before.
+        (12, part, 3 * BLOCK + 1024, vec![2; 512]),
+        (13, part, 5 * BLOCK + 512, vec![3; 2 * BLOCK]),
+    ];
+    for (tag, operation, offset, content) in waiting.clone() {
+        submit(&mut machine, tag, operation, offset, content);
+    }
+    for _ in 0..50 {
+        machine.step(&mut random);
+    }
+    write(&mut machine, 9 * BLOCK, vec![4; BLOCK], &mut random);
+    // Asked again seldom by now, and being asked.
+    let leaving = machine.now;
+    machine.volume.close();
+    while !machine.notices.contains(&Notice::Closed) {
+        assert!(machine.step(&mut random));
+    }
+    assert_eq!(machine.answers, []);
+    assert!(machine.now.since(leaving) < 100_000_000);
+    let (data, metadata) = machine.kill(&mut random);
+    let source = machine.source.clone();
+    let mut successor = Machine::new(&config, None, None, data, metadata, source);
+    successor.open(&mut random).expect("the volume opens");
+    for (tag, operation, offset, content) in waiting {
+        submit(&mut successor, tag, operation, offset, content);
+        result_of(&mut successor, tag, &mut random).expect("the source is back");
+    }
+    let mut expected = vec![0x55; 16 * BLOCK];
+    expected[3 * BLOCK..][..512].fill(1);
+    expected[3 * BLOCK + 1024..][..512].fill(2);
+    expected[5 * BLOCK + 512..][..2 * BLOCK].fill(3);
+    expected[9 * BLOCK..][..BLOCK].fill(4);
+    assert!(successor.read_all(&mut random).expect("it can be read") == expected);
+}
+
+#[test]
 fn a_closed_volume_has_nothing_left_to_recover() {
     let mut random = Rng::with_seed(8);
     let config = config(16);
