@@ -8,11 +8,12 @@
 //! when they were compared, see [`verification`](crate::verification)); once a
 //! flush has followed, a checkpoint records them in the bitmap.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::flushes::HYDRATED_MOST;
 use crate::map::Map;
 use crate::rules::Rule;
+use crate::source::FIRST_RETRY;
 use crate::volume::{io, kind};
 use crate::{Action, BLOCK_SIZE, Buffer, Device, Failure, Memory, Notice, Time, Volume};
 
@@ -28,6 +29,20 @@ pub(crate) const SCAN_MOST: u64 = 4096;
 const SCAN_AGAIN: u64 = 50_000_000;
 /// How often a failing destination is tried again, in nanoseconds.
 const FAILED_AGAIN: u64 = 1_000_000_000;
+/// Nothing is copied any more when the source can't read so many blocks
+/// (64 MiB): its disk is beyond what a copy helps.
+const BAD_MOST: usize = 16384;
+/// Extents that the source has not answered, at most: of blocks beyond these
+/// that are never answered it is not asked again.
+const UNANSWERED_MOST: usize = 256;
+/// While the source is away it is asked for these only when there are so many,
+/// and for halves of them until there are so many.
+const UNANSWERED_AWAY: usize = 16;
+const HALVES_AWAY: usize = 64;
+/// Where it may answer: so many such jumps are all of the volume.
+const JUMPS: u64 = 13;
+/// How often a block that is never answered is asked for, in nanoseconds.
+const UNANSWERED_AGAIN: u64 = 30_000_000_000;
 
 /// Blocks of a region.
 #[derive(Clone, Copy, Debug, Default)]
@@ -78,6 +93,9 @@ pub(crate) struct Copy {
     /// Blocks that the guest has written to meanwhile are not in it.
     pub(crate) wanted: Mask,
     pub(crate) stage: Stage,
+    /// The source has not answered it before: the pause before this time, in
+    /// nanoseconds.
+    pub(crate) backoff: Option<u64>,
     /// Writes in flight.
     pending: u32,
     failure: Option<Failure>,
@@ -90,6 +108,7 @@ impl Copy {
             count,
             wanted,
             stage,
+            backoff: None,
             pending: 0,
             failure: None,
         }
@@ -102,12 +121,21 @@ impl Copy {
 
 /// What a look for something to copy has found.
 enum Next {
-    /// These blocks: the first, and how many.
-    Extent(u64, u64),
+    /// These blocks: the first, and how many. If the source has not answered
+    /// them before, after which pause.
+    Extent(u64, u64, Option<u64>),
     /// Nothing yet; not all of the volume was looked at.
     NotSeen,
     /// Nothing on all of the volume that can be copied at present.
     Nothing,
+}
+
+/// An extent that the source has not answered, though it may answer others.
+#[derive(Clone, Copy, Debug)]
+struct Unanswered {
+    count: u64,
+    again: Time,
+    backoff: u64,
 }
 
 /// Blocks that were copied and are not in the bitmap yet.
@@ -138,7 +166,12 @@ pub(crate) struct Hydration {
     hot: Vec<u64>,
     /// Halves of extents that the source could not read as a whole.
     halves: Vec<(u64, u64)>,
-    bad: BTreeSet<u64>,
+    /// Blocks that the source can't read.
+    pub(crate) bad: BTreeSet<u64>,
+    /// By their first blocks.
+    unanswered: BTreeMap<u64, Unanswered>,
+    /// How many blocks these are.
+    pub(crate) unanswered_blocks: u64,
     cursor: u64,
     scanned: u64,
     idle_until: Time,
@@ -158,6 +191,8 @@ impl Hydration {
             hot: Vec::with_capacity(HOT_MOST),
             halves: Vec::new(),
             bad: BTreeSet::new(),
+            unanswered: BTreeMap::new(),
+            unanswered_blocks: 0,
             cursor: 0,
             scanned: 0,
             idle_until: Time(0),
@@ -279,9 +314,27 @@ impl Hydration {
 
     /// The guest has written to these blocks.
     pub(crate) fn written(&mut self, first: u64, end: u64) {
-        if !self.bad.is_empty() {
-            self.bad.retain(|block| !(first..end).contains(block));
+        remove_range(&mut self.bad, first, end);
+        let inside = |(at, extent): (&u64, &Unanswered)| (*at + extent.count <= end).then_some(*at);
+        while let Some(at) = self.unanswered.range(first..end).find_map(inside) {
+            self.take_unanswered(at);
         }
+    }
+
+    fn add_unanswered(&mut self, first: u64, extent: Unanswered) {
+        self.unanswered_blocks += extent.count;
+        self.unanswered.insert(first, extent);
+    }
+
+    fn take_unanswered(&mut self, first: u64) {
+        if let Some(extent) = self.unanswered.remove(&first) {
+            self.unanswered_blocks -= extent.count;
+        }
+    }
+
+    fn is_unanswered(&self, block: u64) -> bool {
+        let before = self.unanswered.range(..=block).next_back();
+        before.is_some_and(|(first, extent)| block < first + extent.count)
     }
 
     pub(crate) fn has_unflushed(&self) -> bool {
@@ -338,13 +391,20 @@ impl Hydration {
         }
     }
 
-    pub(crate) fn bad_blocks(&self) -> impl Iterator<Item = u64> {
-        self.bad.iter().copied()
-    }
-
-    pub(crate) fn forget_bad(&mut self) {
+    /// Try again what could not be read.
+    pub(crate) fn retry_source(&mut self) {
         self.bad.clear();
+        for extent in self.unanswered.values_mut() {
+            extent.again = Time(0);
+        }
         self.idle_until = Time(0);
+    }
+}
+
+/// Take the blocks from `first` to `end` out of a set.
+pub(crate) fn remove_range(blocks: &mut BTreeSet<u64>, first: u64, end: u64) {
+    while let Some(block) = blocks.range(first..end).next().copied() {
+        blocks.remove(&block);
     }
 }
 
@@ -390,7 +450,8 @@ impl Volume {
         self.flush_to_verify(false);
         self.verify(now);
         let full = self.hydration.unrecorded >= 2 * HYDRATED_MOST;
-        if full || self.verification.holds_up() {
+        let hopeless = self.hydration.bad.len() >= BAD_MOST;
+        if full || hopeless || self.verification.holds_up() {
             return;
         }
         while let Some(slot) = self.hydration.free_slot() {
@@ -402,8 +463,10 @@ impl Volume {
                 self.hydration.wake_at = Some(self.pace.may_copy_at());
                 return;
             }
-            let (first, count) = match self.next_extent(budget) {
-                Next::Extent(first, count) => (first, count),
+            let silent_until = self.source.may_copy_at(now);
+            let next = self.next_extent(now, silent_until.is_some(), budget);
+            let (first, count, backoff) = match next {
+                Next::Extent(first, count, backoff) => (first, count, backoff),
                 Next::NotSeen => {
                     self.hydration.wake_at = Some(now);
                     return;
@@ -420,17 +483,26 @@ impl Volume {
             let on_source = first * BLOCK_SIZE < self.superblock.source_size;
             if on_source && !self.source.may_copy(now) {
                 self.hydration.halves.push((first, count));
+                self.hydration.wake_at = silent_until;
                 return;
             }
-            self.begin_copy(slot, first, count, on_source);
+            self.begin_copy(slot, first, count, backoff, on_source);
         }
     }
 
-    fn begin_copy(&mut self, slot: u16, first: u64, count: u64, on_source: bool) {
+    fn begin_copy(
+        &mut self,
+        slot: u16,
+        first: u64,
+        count: u64,
+        backoff: Option<u64>,
+        on_source: bool,
+    ) {
         self.pace.spend(count * BLOCK_SIZE);
         let region = self.map.region_of(first);
         self.map.set_copying(region, true);
         let mut copy = Copy::new(first, count, Mask::run(0, count), Stage::Reading);
+        copy.backoff = backoff;
         if on_source {
             self.actions.push_back(Action::Read {
                 io: io(kind::COPY_READ, u64::from(slot)),
@@ -448,8 +520,9 @@ impl Volume {
         }
     }
 
-    /// The extent to copy next.
-    fn next_extent(&mut self, budget: &mut u64) -> Next {
+    /// The extent to copy next; none that was not answered while the source
+    /// is not to be asked.
+    fn next_extent(&mut self, now: Time, silent: bool, budget: &mut u64) -> Next {
         while let Some((first, count)) = self.hydration.halves.pop() {
             if !self.map.is_copying(self.map.region_of(first)) {
                 if let Some(run) = self.remote_run(first, first + count) {
@@ -457,8 +530,13 @@ impl Volume {
                         let rest = run.0 + run.1;
                         self.hydration.halves.push((rest, first + count - rest));
                     }
-                    return Next::Extent(run.0, run.1);
+                    return Next::Extent(run.0, run.1, None);
                 }
+            }
+        }
+        if !silent {
+            if let Some(next) = self.next_unanswered(now, false) {
+                return next;
             }
         }
         while let Some(at) =
@@ -466,7 +544,7 @@ impl Volume {
         {
             let region = self.hydration.hot[at];
             if let Some(run) = self.run_in_region(region) {
-                return Next::Extent(run.0, run.1);
+                return Next::Extent(run.0, run.1, None);
             }
             self.hydration.hot.swap_remove(at);
             self.map.set_hot(region, false);
@@ -476,16 +554,95 @@ impl Volume {
             let region = self.hydration.cursor;
             if let Some(run) = self.run_in_region(region) {
                 self.hydration.scanned = 0;
-                return Next::Extent(run.0, run.1);
+                return Next::Extent(run.0, run.1, None);
             }
             self.hydration.cursor = (region + 1) % self.map.regions();
             self.hydration.scanned += 1;
             if self.hydration.scanned >= self.map.regions() {
                 self.hydration.scanned = 0;
-                return Next::Nothing;
+                let last = (!silent).then(|| self.next_unanswered(now, true));
+                return last.flatten().unwrap_or(Next::Nothing);
             }
         }
         Next::NotSeen
+    }
+
+    /// What the source has not answered and it is time to ask for again: by
+    /// halves, until it is known which blocks it does not answer.
+    fn next_unanswered(&mut self, now: Time, nothing_else: bool) -> Option<Next> {
+        let away = self.source.is_away();
+        let few = self.hydration.unanswered.len() < UNANSWERED_AWAY;
+        if away && few && !nothing_else {
+            // Of another extent it may answer.
+            return None;
+        }
+        loop {
+            let idle = |first: &u64| !self.map.is_copying(self.map.region_of(*first));
+            let (first, extent) = self
+                .hydration
+                .unanswered
+                .iter()
+                .filter(|(first, _)| idle(first))
+                .min_by_key(|(_, extent)| extent.again)
+                .map(|(first, extent)| (*first, *extent))?;
+            if now < extent.again {
+                return away.then_some(Next::Nothing);
+            }
+            self.hydration.take_unanswered(first);
+            let end = first + extent.count;
+            let Some((begin, count)) = self.remote_run(first, end) else {
+                continue;
+            };
+            let whole = away && self.hydration.unanswered.len() >= HALVES_AWAY;
+            let taken = if whole { count } else { count.div_ceil(2) };
+            if begin + taken < end {
+                let rest = Unanswered {
+                    count: end - begin - taken,
+                    again: now,
+                    ..extent
+                };
+                self.hydration.add_unanswered(begin + taken, rest);
+            }
+            return Some(Next::Extent(begin, taken, Some(extent.backoff)));
+        }
+    }
+
+    /// The source has not answered an extent that was to be copied.
+    pub(crate) fn copy_unanswered(&mut self, now: Time, copy: &Copy) {
+        let backoff = match copy.backoff {
+            None => {
+                self.source_is_away(now);
+                // What is next to it may have the same fate.
+                let regions = self.map.regions();
+                let region = self.map.region_of(copy.first) + regions / JUMPS + 1;
+                self.hydration.return_to(region % regions);
+                FIRST_RETRY
+            }
+            // First it is to be known which block it is.
+            Some(_) if copy.count > 1 => FIRST_RETRY,
+            Some(_)
+                if self.hydration.unanswered.len() >= UNANSWERED_MOST && !self.source.is_away() =>
+            {
+                return self.is_bad(copy.first);
+            }
+            Some(before) => (before * 2).min(UNANSWERED_AGAIN),
+        };
+        let extent = Unanswered {
+            count: copy.count,
+            again: now.after(backoff),
+            backoff,
+        };
+        self.hydration.add_unanswered(copy.first, extent);
+    }
+
+    /// The source can't read a block: it is not copied.
+    fn is_bad(&mut self, block: u64) {
+        if self.hydration.bad.insert(block) {
+            self.actions.push_back(Action::Notice(Notice::BadSource {
+                offset: block * BLOCK_SIZE,
+                length: BLOCK_SIZE as u32,
+            }));
+        }
     }
 
     fn run_in_region(&self, region: u64) -> Option<(u64, u64)> {
@@ -499,6 +656,7 @@ impl Volume {
         !self.map.is_local(block)
             && !self.unsettled.contains_key(&block)
             && !self.hydration.bad.contains(&block)
+            && !self.hydration.is_unanswered(block)
             && !self.verification.differing.contains(&block)
             && !self.unreadable.contains(&block)
             && !self
@@ -535,14 +693,14 @@ impl Volume {
         result: Result<(), Failure>,
         memory: &mut M,
     ) {
-        let Some(copy) = self.hydration.copy_of(slot) else {
+        let Some(copy) = self.hydration.copy_of(slot).copied() else {
             return;
         };
         let (first, count) = (copy.first, copy.count);
         match result {
             Ok(()) => self.source_answers(),
             Err(Failure::Unreachable) => {
-                self.source_is_away(now);
+                self.copy_unanswered(now, &copy);
                 return self.drop_copy(slot);
             }
             Err(_) => {
@@ -551,11 +709,8 @@ impl Volume {
                     let half = count / 2;
                     self.hydration.halves.push((first + half, count - half));
                     self.hydration.halves.push((first, half));
-                } else if self.hydration.bad.insert(first) {
-                    self.actions.push_back(Action::Notice(Notice::BadSource {
-                        offset: first * BLOCK_SIZE,
-                        length: BLOCK_SIZE as u32,
-                    }));
+                } else {
+                    self.is_bad(first);
                 }
                 return self.drop_copy(slot);
             }

@@ -20,8 +20,9 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::config::Verify;
-use crate::hydration::{Copy, Mask, Stage};
+use crate::hydration::{Copy, Mask, Stage, remove_range};
 use crate::rules::Rule;
+use crate::source::FIRST_RETRY;
 use crate::volume::{io, kind};
 use crate::{Action, BLOCK_SIZE, Buffer, Config, Device, Failure, Memory, Notice, Time, Volume};
 
@@ -50,6 +51,8 @@ struct Waiting {
     /// Flushes submitted when it was written.
     after: u64,
     flushed: bool,
+    /// The source has not answered when it was to be compared.
+    unanswered: bool,
 }
 
 /// What waits to be compared, and what was found.
@@ -96,9 +99,7 @@ impl Verification {
     /// The guest has written to these blocks.
     pub(crate) fn written(&mut self, first: u64, end: u64) {
         for blocks in [&mut self.doubtful, &mut self.differing] {
-            if !blocks.is_empty() {
-                blocks.retain(|block| !(first..end).contains(block));
-            }
+            remove_range(blocks, first, end);
         }
     }
 
@@ -147,6 +148,7 @@ impl Volume {
             wanted: copy.wanted,
             after: self.flushes.submitted,
             flushed: !self.rules.keep(Rule::FlushBeforeVerify),
+            unanswered: false,
         });
     }
 
@@ -187,12 +189,14 @@ impl Volume {
                 return;
             }
             if on_source && !self.source.may_copy(now) {
+                self.hydration.wake_at = self.source.may_copy_at(now);
                 return;
             }
             self.verification.waiting.pop_front();
             self.pace.spend(extent.count * BLOCK_SIZE);
             let stage = Stage::ComparingSource;
-            let copy = Copy::new(extent.first, extent.count, extent.wanted, stage);
+            let mut copy = Copy::new(extent.first, extent.count, extent.wanted, stage);
+            copy.backoff = extent.unanswered.then_some(FIRST_RETRY);
             self.hydration.begin(slot, copy);
             if on_source {
                 self.read_to_verify(slot, &copy, Device::Source);
@@ -257,20 +261,27 @@ impl Volume {
                     self.read_copy_back(slot, copy);
                 }
             }
-            Err(Failure::Unreachable) => {
-                self.source_is_away(now);
+            Err(Failure::Unreachable) if copy.backoff.is_none() || self.source.is_away() => {
+                if copy.backoff.is_none() {
+                    self.source_is_away(now);
+                }
                 self.hydration.end(slot);
-                self.verification.waiting.push_front(Waiting {
+                self.verification.waiting.push_back(Waiting {
                     first: copy.first,
                     count: copy.count,
                     wanted: copy.wanted,
                     after: 0,
                     flushed: true,
+                    unanswered: true,
                 });
             }
-            Err(_) => {
+            Err(failure) => {
                 // It could be read before: copying it again will tell.
-                self.source_answers();
+                if failure == Failure::Unreachable {
+                    self.copy_unanswered(now, &copy);
+                } else {
+                    self.source_answers();
+                }
                 self.drop_copy(slot);
             }
         }

@@ -143,6 +143,9 @@ pub struct Progress {
     pub waiting: u64,
     /// Blocks of the source that cannot be read.
     pub bad: u64,
+    /// Blocks that were to be copied and that the source does not answer: they
+    /// are asked for again.
+    pub unanswered: u64,
     /// Of what was copied, compared with the source, in bytes.
     pub verified: u64,
     /// Blocks that were found to differ, each time they were.
@@ -158,7 +161,7 @@ pub struct Progress {
     pub first_unreadable: Option<u64>,
     /// Hydration may run: the source is immutable.
     pub started: bool,
-    /// The source does not answer.
+    /// The source does not answer, or not everything.
     pub stalled: bool,
     /// Nothing is settled any more, see [`Notice::Broken`].
     pub broken: bool,
@@ -699,7 +702,7 @@ impl Volume {
 
     /// Ask the source again at once, also for what it could not read.
     pub fn retry_source(&mut self) {
-        self.hydration.forget_bad();
+        self.hydration.retry_source();
         self.source.due_at_once();
     }
 
@@ -736,7 +739,8 @@ impl Volume {
             written: self.written,
             metadata_written: self.metadata_written,
             waiting: self.parked.len() as u64 + self.source.waiting() as u64,
-            bad: self.hydration.bad_blocks().count() as u64,
+            bad: self.hydration.bad.len() as u64,
+            unanswered: self.hydration.unanswered_blocks,
             verified: self.verification.verified,
             differences: self.verification.differences,
             differing: self.verification.differing.len() as u64,
@@ -744,7 +748,9 @@ impl Volume {
             unreadable: self.unreadable.len() as u64,
             first_unreadable: self.unreadable.first().map(|block| block * BLOCK_SIZE),
             started: self.superblock.started,
-            stalled: self.source.is_away(),
+            stalled: self.source.is_away()
+                || self.source.waiting() > 0
+                || self.hydration.unanswered_blocks > 0,
             broken: self.broken,
             done: self.done,
         }
@@ -752,7 +758,7 @@ impl Volume {
 
     /// Blocks of the source that cannot be read, by their offset in bytes.
     pub fn bad_blocks(&self) -> impl Iterator<Item = u64> {
-        self.hydration.bad_blocks().map(|block| block * BLOCK_SIZE)
+        self.hydration.bad.iter().map(|block| block * BLOCK_SIZE)
     }
 }
 

@@ -40,6 +40,8 @@ pub enum Command {
     Start(Place),
     /// Change how fast to copy
     Throttle(Throttle),
+    /// Ask the source again at once, also for sectors that it could not read
+    Retry(Place),
     /// End a move that is complete: remove the device, end the process
     Finish(Place),
     /// End a move as it is: remove the device, end the process. Removes what a

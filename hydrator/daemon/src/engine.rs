@@ -508,7 +508,7 @@ impl Engine {
             _ => {}
         }
         if result < 0 {
-            return Err(failure(-result));
+            return Err(failure(operation.device, -result));
         }
         match operation.step {
             Step::Flush => Ok(None),
@@ -540,19 +540,18 @@ impl Engine {
     }
 }
 
-/// What the block layer's errors mean.
-fn failure(errno: i32) -> Failure {
+/// What the block layer's errors mean (`blk_errors` of the kernel's
+/// block/blk-core.c).
+fn failure(device: Device, errno: i32) -> Failure {
     match errno {
-        libc::ENOSPC => Failure::NoSpace,
-        // Medium and integrity errors: the disk has answered.
+        // BLK_STS_MEDIUM, BLK_STS_PROTECTION: the disk has answered.
         libc::ENODATA | libc::EILSEQ => Failure::BadSector,
-        // The way to the disk is broken.
-        libc::ETIMEDOUT
-        | libc::ENOLINK
-        | libc::ENODEV
-        | libc::ENXIO
-        | libc::ENOTCONN
-        | libc::EHOSTUNREACH => Failure::Unreachable,
+        // Between the source and us there are a target, a network, an
+        // initiator, and perhaps another helper. What they can't say better
+        // than EIO, ETIMEDOUT, ENOLINK or EREMOTEIO says nothing of a sector,
+        // and may be over in a moment.
+        _ if device == Device::Source => Failure::Unreachable,
+        libc::ENOSPC => Failure::NoSpace,
         _ => Failure::Io,
     }
 }
@@ -735,6 +734,29 @@ mod tests {
         bench.turn();
         assert_eq!(bench.answers.pop(), Some((Tag(0), Err(Failure::Io))));
         assert!(bench.engine.volume().progress().broken);
+    }
+
+    #[test]
+    fn only_a_word_of_the_medium_makes_a_bad_sector() {
+        let source = |errno| failure(Device::Source, errno);
+        for errno in [libc::ENODATA, libc::EILSEQ] {
+            assert_eq!(source(errno), Failure::BadSector);
+        }
+        for errno in [
+            libc::EIO,
+            libc::EREMOTEIO,
+            libc::ETIMEDOUT,
+            libc::ENOLINK,
+            libc::ENODEV,
+            libc::ENXIO,
+            libc::EAGAIN,
+            libc::ENOMEM,
+            libc::EBADE,
+        ] {
+            assert_eq!(source(errno), Failure::Unreachable, "{errno}");
+            assert_eq!(failure(Device::Data, errno), Failure::Io, "{errno}");
+        }
+        assert_eq!(failure(Device::Data, libc::ENOSPC), Failure::NoSpace);
     }
 
     #[test]

@@ -54,6 +54,7 @@ fn carry_out(command: Command) -> anyhow::Result<ExitCode> {
                 minimum: throttle.minimum,
             },
         )?,
+        Command::Retry(place) => client::ask(&place.runtime, &Request::Retry)?,
         Command::Finish(place) => client::ask(&place.runtime, &Request::Finish)?,
         Command::Abort(place) => leftover::abort(&place.runtime)?,
         Command::Dump(disk) => offline::dump(&disk.metadata, &mut std::io::stdout().lock())?,

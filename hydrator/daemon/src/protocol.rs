@@ -33,6 +33,8 @@ pub enum Request {
         #[serde(default)]
         minimum: Option<u64>,
     },
+    /// Ask the source again at once, also for what it could not read.
+    Retry,
     /// End a move that is complete. Answered when the device is gone.
     Finish,
     /// End a move as it is. Answered when the device is gone.
@@ -89,7 +91,7 @@ pub enum State {
     Starting,
     /// Copying.
     Migrating,
-    /// The source does not answer; what is local is served.
+    /// The source does not answer, or not everything; the rest is served.
     Stalled,
     /// Blocks differ from the source although they were copied again. They stay
     /// there and are read from there; the move does not end.
@@ -147,8 +149,14 @@ pub struct Status {
     pub written: u64,
     /// Written to the metadata device.
     pub metadata_written: u64,
-    /// Blocks of the source that can't be read.
+    /// Blocks of 4 KiB of the source that can't be read; nothing more is
+    /// copied when they are 64 MiB.
     pub bad_blocks: u64,
+    /// Blocks that were to be copied and that the source does not answer,
+    /// though it may answer others; they are asked for again. A process of an
+    /// earlier version does not tell it.
+    #[serde(default)]
+    pub unanswered_blocks: u64,
     /// How much of what is copied is compared with the source. A process of an
     /// earlier version tells neither this nor what follows.
     #[serde(default)]
@@ -199,6 +207,7 @@ mod tests {
                 limit: Some(1),
                 minimum: None,
             },
+            Request::Retry,
             Request::Finish,
             Request::Abort,
         ] {

@@ -278,7 +278,8 @@ impl Server {
                 ),
                 Notice::Resumed => info!("{} answers again", self.settings.source.display()),
                 Notice::BadSource { offset, length } => error!(
-                    "{}: {length} bytes at {offset} can't be read; reads of them fail",
+                    "{}: {length} bytes at {offset} can't be read: they are not copied. When \
+                     that is mended, tell it by \"retry\"",
                     self.settings.source.display()
                 ),
                 Notice::UnreadableData { offset, length } => error!(
@@ -461,6 +462,10 @@ impl Server {
                 self.starting.push(client);
                 Ok(None)
             }
+            Request::Retry => {
+                self.engine.volume().retry_source();
+                Ok(Some(Answer::ok()))
+            }
             Request::Finish if !self.engine.volume().progress().done => {
                 let left = self.engine.volume().progress().remote;
                 Ok(Some(Answer::error(format!(
@@ -527,6 +532,7 @@ impl Server {
             written: progress.written,
             metadata_written: progress.metadata_written,
             bad_blocks: progress.bad,
+            unanswered_blocks: progress.unanswered,
             verify: self.settings.verify,
             verified: progress.verified,
             differences: progress.differences,

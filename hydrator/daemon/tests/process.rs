@@ -390,6 +390,39 @@ fn what_waits_for_the_source_is_answered_by_the_successor_of_who_leaves() {
 }
 
 #[test]
+fn what_the_source_does_not_answer_waits_and_is_asked_for_again() {
+    let mut volume = Move::new("vhost-silent");
+    volume.frontend = "vhost-user-blk";
+    let socket = volume.path("runtime/vhost");
+    volume.start();
+    let mut guest = guest::Guest::new();
+    guest.connect(&socket);
+    let expected = volume.content("source");
+    let mut options = std::fs::File::options();
+    let source = options.write(true).open(volume.path("source")).unwrap();
+    // The end of the source is gone.
+    source.set_len(SIZE / 2).unwrap();
+    let read = guest.submit(guest::IN, SIZE / 512 - 16, 8192);
+    volume.must(&["start"]);
+    let status = volume.wait("the rest is copied", |status| {
+        status["local"] == SIZE / 2 && status["unanswered_blocks"] != 0
+    });
+    assert_eq!(status["state"], "stalled", "{status}");
+    assert_eq!(
+        (&status["waiting"], &status["bad_blocks"]),
+        (&1.into(), &0.into())
+    );
+    assert_eq!(guest.ask(guest::IN, 8, 4096), guest::OK);
+    assert_eq!(guest.answer(), None);
+    source.write_all_at(&expected, 0).unwrap();
+    volume.must(&["retry"]);
+    assert_eq!(guest.wait(), (read, guest::OK));
+    assert!(guest.content(read, 8192) == expected[SIZE as usize - 8192..]);
+    volume.wait("all is local", |status| status["state"] == "done");
+    assert!(guest.seen(SIZE) == expected);
+}
+
+#[test]
 fn a_move_is_not_finished_early_but_may_be_aborted() {
     let mut volume = Move::new("aborted");
     volume.start();

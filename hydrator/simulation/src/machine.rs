@@ -184,6 +184,8 @@ pub struct Faults {
     pub away: u8,
     /// Blocks of the source that cannot be read.
     pub bad: Vec<usize>,
+    /// Blocks of the source that it never answers.
+    pub silent: Vec<usize>,
     /// Of a hundred copies that are written to the destination, or read back
     /// from there, so many are not what they should be. Nobody is told.
     pub lies: u8,
@@ -524,6 +526,9 @@ impl Machine {
             return Err(Failure::Unreachable);
         }
         let blocks = offset / BLOCK..(offset + length).div_ceil(BLOCK);
+        if self.faults.silent.iter().any(|at| blocks.contains(at)) {
+            return Err(Failure::Unreachable);
+        }
         if self.faults.bad.iter().any(|bad| blocks.contains(bad)) {
             return Err(Failure::BadSector);
         }

@@ -302,6 +302,11 @@ impl Walk {
                 } else {
                     Vec::new()
                 },
+                silent: if blocks > 0 && self.random.bool() {
+                    vec![self.random.usize(0..blocks)]
+                } else {
+                    Vec::new()
+                },
             };
         }
         Ok(())
@@ -733,6 +738,7 @@ impl Walk {
     /// Let all requests end and the move come to its end.
     fn finish(&mut self) -> Result<(), String> {
         self.machine.faults.away = 0;
+        self.machine.faults.silent.clear();
         self.machine.faults.lies = 0;
         self.machine.volume.start();
         self.send_all_again();

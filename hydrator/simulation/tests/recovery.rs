@@ -234,6 +234,148 @@ fn a_read_fails_when_the_source_was_away_for_too_long() {
 }
 
 #[test]
+fn nobody_is_woken_for_a_source_that_is_away_and_not_wanted() {
+    let mut random = Rng::with_seed(41);
+    let mut config = config(16);
+    config.source_timeout = Some(core::time::Duration::from_secs(1));
+    let mut machine = new_machine(&config, &mut random);
+    machine.faults.away = 100;
+    submit(&mut machine, 7, Operation::Read, 0, vec![0; BLOCK]);
+    let failure = result_of(&mut machine, 7, &mut random);
+    assert_eq!(failure, Err(Failure::Unreachable));
+    let (begun, mut turns) = (machine.now, 0);
+    while machine.now.since(begun) < 10_000_000_000 && machine.step(&mut random) {
+        turns += 1;
+        assert!(turns < 100, "it never rests");
+    }
+}
+
+#[test]
+fn a_block_that_is_never_answered_holds_up_nothing_else() {
+    let mut random = Rng::with_seed(42);
+    let mut machine = new_machine(&config(64), &mut random);
+    machine.faults.silent = vec![21];
+    let read = Operation::Read;
+    // Before anything is copied, too.
+    submit(&mut machine, 9, read, 21 * BLOCK, vec![0; BLOCK]);
+    for tag in 10..60 {
+        let begun = machine.now;
+        submit(&mut machine, tag, read, 22 * BLOCK, vec![0; BLOCK]);
+        result_of(&mut machine, tag, &mut random).expect("others are answered");
+        assert!(machine.now.since(begun) < 1_000_000, "and at once");
+        machine.now = machine.now.after(70_000_000);
+    }
+    let begun = machine.now;
+    machine.volume.start();
+    while machine.volume.progress().remote > BLOCK as u64 {
+        assert!(machine.step(&mut random));
+    }
+    assert!(machine.now.since(begun) < 2_000_000_000);
+    let progress = machine.volume.progress();
+    assert_eq!((progress.bad, progress.waiting), (0, 1));
+    assert!(progress.stalled);
+    while machine.now.since(begun) < 600_000_000_000 {
+        assert!(machine.step(&mut random));
+    }
+    assert_eq!(machine.volume.progress().unanswered, 1);
+    // It is asked for again, at once if somebody says so.
+    machine.faults.silent.clear();
+    let begun = machine.now;
+    machine.volume.retry_source();
+    let late = result_of(&mut machine, 9, &mut random);
+    assert_eq!(late.expect("it is answered at last"), [0x55; BLOCK]);
+    while !machine.notices.contains(&Notice::Done) {
+        assert!(machine.step(&mut random));
+    }
+    assert!(machine.now.since(begun) < 200_000_000);
+    assert_eq!(machine.volume.progress().unanswered, 0);
+}
+
+#[test]
+fn a_read_fails_when_its_block_was_not_answered_for_too_long() {
+    let mut random = Rng::with_seed(43);
+    let mut config = config(64);
+    config.source_timeout = Some(core::time::Duration::from_secs(30));
+    let mut machine = new_machine(&config, &mut random);
+    machine.faults.silent = vec![21];
+    machine.volume.start();
+    let begun = machine.now;
+    submit(&mut machine, 7, Operation::Read, 21 * BLOCK, vec![0; BLOCK]);
+    let failure = result_of(&mut machine, 7, &mut random);
+    assert_eq!(failure, Err(Failure::Unreachable));
+    let waited = machine.now.since(begun);
+    assert!((30_000_000_000..40_000_000_000).contains(&waited));
+}
+
+/// Until the rest is copied of a volume on whose source these blocks are never
+/// answered.
+fn without_answers_of(silent: Vec<usize>, random: &mut Rng) -> Machine {
+    let mut machine = new_machine(&config(8192), random);
+    let left = (silent.len() * BLOCK) as u64;
+    machine.faults.silent = silent;
+    machine.volume.start();
+    let begun = machine.now;
+    while machine.volume.progress().remote > left {
+        assert!(machine.step(random));
+        let progress = machine.volume.progress();
+        assert!(machine.now.since(begun) < 600_000_000_000, "{progress:?}");
+    }
+    machine
+}
+
+fn end_when_answered(machine: &mut Machine, random: &mut Rng) {
+    machine.faults.silent.clear();
+    machine.volume.retry_source();
+    while !machine.notices.contains(&Notice::Done) {
+        assert!(machine.step(random));
+    }
+}
+
+#[test]
+fn a_part_of_the_source_that_is_gone_holds_up_nothing_else() {
+    let mut random = Rng::with_seed(44);
+    let mut machine = without_answers_of((1000..3000).collect(), &mut random);
+    assert!(machine.volume.progress().stalled);
+    end_when_answered(&mut machine, &mut random);
+}
+
+#[test]
+fn of_many_blocks_that_are_never_answered_some_are_given_up() {
+    let mut random = Rng::with_seed(46);
+    let silent: Vec<_> = (0..8192).step_by(24).collect();
+    let count = silent.len() as u64;
+    let mut machine = without_answers_of(silent, &mut random);
+    let begun = machine.now;
+    while machine.now.since(begun) < 120_000_000_000 {
+        assert!(machine.step(&mut random));
+    }
+    let progress = machine.volume.progress();
+    assert_eq!(progress.bad + progress.unanswered, count);
+    assert!((1..=256).contains(&progress.unanswered), "{progress:?}");
+    end_when_answered(&mut machine, &mut random);
+}
+
+#[test]
+fn of_bad_sectors_no_more_are_looked_for_than_are_kept_in_mind() {
+    let mut random = Rng::with_seed(45);
+    let mut config = config(20_000);
+    config.region_blocks = 256;
+    config.rate.minimum = 1 << 40;
+    let mut machine = new_machine(&config, &mut random);
+    machine.faults.bad = (0..20_000).collect();
+    machine.volume.start();
+    let begun = machine.now;
+    while machine.now.since(begun) < 60_000_000_000 && machine.step(&mut random) {}
+    let found = machine.volume.progress().bad;
+    assert!((16384..16384 + 2048).contains(&found), "{found}");
+    machine.faults.bad.clear();
+    machine.volume.retry_source();
+    while !machine.notices.contains(&Notice::Done) {
+        assert!(machine.step(&mut random));
+    }
+}
+
+#[test]
 fn a_bad_sector_is_reported_and_fails_only_reads_of_it() {
     let mut random = Rng::with_seed(5);
     let mut machine = new_machine(&config(64), &mut random);
