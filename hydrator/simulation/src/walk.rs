@@ -4,7 +4,9 @@
 //! volume moves, disks that complete in any order, and crashes.
 
 use fastrand::Rng;
-use localstor_hydrator_core::{Config, Operation, Rate, Request, Rule, Tag, Verify, metadata_size};
+use localstor_hydrator_core::{
+    Config, Failure, Notice, Operation, Rate, Request, Rule, Tag, Verify, metadata_size,
+};
 
 use crate::disk::{Disk, Rot, SECTOR};
 use crate::machine::{Faults, Machine, Shared};
@@ -572,6 +574,9 @@ impl Walk {
             }
             self.look()?;
         }
+        if go_on && self.random.bool() {
+            self.leave()?;
+        }
         if self.machine.has_failed() {
             // What a disk has failed may be lost as in a power cut.
             return self.check_power_cut(go_on);
@@ -594,6 +599,34 @@ impl Walk {
             self.go_on_with(machine);
         }
         Ok(())
+    }
+
+    /// The helper is told to leave, and leaves when it is ready, unless a disk
+    /// fails. What it has not answered it has left to its successor.
+    fn leave(&mut self) -> Result<(), String> {
+        self.machine.pump(&mut self.random);
+        self.look()?;
+        self.machine.volume.close();
+        for _ in 0..20_000 {
+            self.machine.pump(&mut self.random);
+            let unreachable = Err(Failure::Unreachable);
+            if self
+                .machine
+                .answers
+                .iter()
+                .any(|answer| answer.1 == unreachable)
+            {
+                return Err("who leaves fails what its successor could answer".into());
+            }
+            self.look()?;
+            if self.machine.notices.contains(&Notice::Closed) || self.machine.has_failed() {
+                return Ok(());
+            }
+            if !self.machine.step(&mut self.random) {
+                return Err("leaving stands still".into());
+            }
+        }
+        Err("it never leaves".into())
     }
 
     /// What was recovered is there to stay.
