@@ -193,11 +193,27 @@ class InvalidConnector(exception.InvalidConnectorException):
 
 class VolumeIsMoving(exception.InvalidVolume):
     message = _("Volume %(volume_id)s is on its way to %(destination)s "
-                "(move %(move_id)s, %(state)s) and may yet go back: "
-                "%(action)s will work when it is attached on one node only. "
-                "Watch it with 'cinder-localstor status --watch', and look "
-                "for an attachment that nobody uses with 'cinder "
+                "(move %(move_id)s, %(state)s). You can %(action)s when "
+                "%(when)s. Watch it with 'cinder-localstor status --watch', "
+                "and look for an attachment that nobody uses with 'cinder "
                 "attachment-list'.")
+
+
+class VolumeIsDiscarded(exception.InvalidVolume):
+    message = _("Volume %(volume_id)s was deleted while it moved, and its "
+                "copies are being removed (move %(move_id)s): you can't "
+                "%(action)s any more. Delete it again if it is still shown.")
+
+
+class DeletedTooEarly(exception.VolumeIsBusy):
+    message = _("Volume %(volume_id)s %(reason)s. It is as it was; delete it "
+                "again.")
+
+
+class VolumeIsBound(exception.InvalidVolume):
+    message = _("Volume %(volume_id)s stays on %(host)s as long as it is in "
+                "a group, or Cinder migrates it. Take it out of its group, or "
+                "wait for the migration, and attach it again.")
 
 
 class AttachmentUnderWay(exception.InvalidVolume):

@@ -299,6 +299,17 @@ def change_state(ctxt: context.RequestContext, move: Move, state: str,
                                problem='', shown=move.shown or swap)
 
 
+def hand_over(ctxt: context.RequestContext, moves: list[Move],
+              volume_id: str) -> None:
+    """Let moves be those of another user's volume."""
+    with db.main_context_manager.writer.using(ctxt.elevated()) as session:
+        for move in moves:
+            session.query(models.Volume).filter_by(id=move.move_id).update(
+                {'migration_status': 'target:' + volume_id},
+                synchronize_session=False)
+            _put(session, move.move_id, PREFIX + 'volume_id', volume_id)
+
+
 def _swap(session: Any, move: Move) -> None:
     """Let the user's row and the shadow row change places.
 

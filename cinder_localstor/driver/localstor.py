@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 import enum
 from typing import Any
 
 from cinder.common import constants
 from cinder import context
+from cinder import exception as cinder_exception
 from cinder import interface
 from cinder import objects
 from cinder.objects import fields
@@ -23,8 +23,8 @@ from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor.driver import unfinished
 from cinder_localstor import exception
+from cinder_localstor.moves import gate
 from cinder_localstor.moves import service
-from cinder_localstor.moves import table
 from cinder_localstor.node import real
 from cinder_localstor.node import targets
 from cinder_localstor import opts
@@ -45,6 +45,11 @@ class Connection(enum.Enum):
     LOCAL = 'the handle on this node'
     MOVE = 'the handle on a peer, which the volume moves to'
     REMOTE = 'an ordinary remote connection'
+
+
+OPERATIONS = {Connection.LOCAL: gate.Operation.LOCAL,
+              Connection.MOVE: gate.Operation.MOVE,
+              Connection.REMOTE: gate.Operation.REMOTE}
 
 
 @interface.volumedriver
@@ -70,6 +75,8 @@ class LocalStorDriver(driver.VolumeDriver):
         self._make_node = kwargs.get('make_node', real.node)
         self._workers = kwargs.get('workers')
         self._rpc_server = None
+        # Volumes with a remote connection whose handle is not there yet
+        self._unexported: set[str] = set()
         self._watch: loopingcall.FixedIntervalLoopingCall | None = None
         self._settling: loopingcall.FixedIntervalLoopingCall | None = None
 
@@ -88,6 +95,8 @@ class LocalStorDriver(driver.VolumeDriver):
         self._handles = handles.Handles(self._node)
         self._remote = targets.RemoteTarget(self.target_mapping,
                                             configuration)
+        self._gate = gate.Gate(self.host,
+                               configuration.localstor_peer_timeout)
         self._peers = rpc.PeerAPI(self.host,
                                   configuration.localstor_peer_timeout)
         self._directory = directory.Directory(
@@ -123,6 +132,7 @@ class LocalStorDriver(driver.VolumeDriver):
         # An error here would end the loop for good.
         try:
             self._service.scheduler.watch()
+            self._export_again()
         except Exception:
             LOG.exception('The moves could not be looked after')
 
@@ -135,12 +145,19 @@ class LocalStorDriver(driver.VolumeDriver):
     # Volumes
 
     def create_volume(self, volume: objects.Volume) -> None:
+        if volume.is_migration_target():
+            # Cinder asks nobody else before a migration of a volume that is
+            # in use.
+            gate.check_moves(context.get_admin_context(),
+                             volume.migration_status.partition(':')[2],
+                             gate.Operation.MIGRATE)
         self._handles.create(
             handles.Standing(volume.name, volume.id, rows.FIRST_GENERATION),
             volume.size * units.Gi)
 
     def delete_volume(self, volume: objects.Volume) -> None:
         ctxt = context.get_admin_context()
+        self._mover.adopt(ctxt, volume)
         if self._mover.discard(ctxt, volume.id):
             # What Cinder has of it may be from before it came home.
             volume = objects.Volume.get_by_id(ctxt, volume.id)
@@ -152,6 +169,26 @@ class LocalStorDriver(driver.VolumeDriver):
         if unfinished.is_given_up(ctxt, volume.id):
             raise exception.GivenUp(volume_id=volume.id, size=new_size)
         self._mover.extend(ctxt, volume, new_size * units.Gi)
+
+    def migrate_volume(self, ctxt: context.RequestContext,
+                       volume: objects.Volume, host: dict[str, Any]
+                       ) -> tuple[bool, None]:
+        """Leave it to Cinder, which copies the volume."""
+        self._gate.check(ctxt, volume.id, gate.Operation.MIGRATE)
+        return False, None
+
+    def before_volume_copy(self, ctxt: context.RequestContext,
+                           src_vol: objects.Volume, dest_vol: objects.Volume,
+                           remote: str | None = None) -> None:
+        """Refuse to be migrated in the middle of a move."""
+        self._gate.check(ctxt, src_vol.id, gate.Operation.MIGRATE)
+
+    def retype(self, ctxt: context.RequestContext, volume: objects.Volume,
+               new_type: objects.VolumeType, diff: dict[str, Any],
+               host: dict[str, Any]) -> tuple[bool, None]:
+        """Leave it to Cinder, which copies the volume."""
+        self._gate.check(ctxt, volume.id, gate.Operation.RETYPE)
+        return False, None
 
     def update_migrated_volume(self, ctxt: context.RequestContext,
                                volume: objects.Volume,
@@ -203,6 +240,22 @@ class LocalStorDriver(driver.VolumeDriver):
             }],
         }
 
+    # Groups and backups
+
+    def update_group(self, ctxt: context.RequestContext, group: objects.Group,
+                     add_volumes: list[objects.Volume] | None = None,
+                     remove_volumes: list[objects.Volume] | None = None
+                     ) -> tuple[None, None, None]:
+        """Take no volume into a group that may yet leave the node."""
+        for volume in add_volumes or ():
+            self._gate.check(ctxt, volume.id, gate.Operation.GROUP)
+        return None, None, None
+
+    def get_backup_device(self, ctxt: context.RequestContext,
+                          backup: objects.Backup) -> tuple[Any, bool]:
+        self._gate.check(ctxt, backup.volume_id, gate.Operation.BACKUP)
+        return super().get_backup_device(ctxt, backup)
+
     # Snapshots
 
     def create_snapshot(self, snapshot: objects.Snapshot) -> None:
@@ -231,7 +284,8 @@ class LocalStorDriver(driver.VolumeDriver):
         peer = self._directory.find(ctxt, connector)
         if peer == self.host:
             return Connection.LOCAL, peer
-        if peer is None or not self._is_for_instance(ctxt, volume):
+        if (peer is None or gate.is_bound(volume)
+                or not self._is_for_instance(ctxt, volume)):
             return Connection.REMOTE, peer
         return Connection.MOVE, peer
 
@@ -253,14 +307,10 @@ class LocalStorDriver(driver.VolumeDriver):
                       ) -> dict[str, str] | None:
         # Refused here and not in initialize_connection: after a failure there
         # Cinder takes the volume's export away, under whoever uses it.
-        home = volume_utils.extract_host(volume.host)
-        if home != self.host:
-            raise exception.VolumeElsewhere(volume_id=volume.id, host=home,
-                                            asked=self.host)
-        self._refuse_while_moving(volume, table.UNDONE_BY_FAILURE)
+        volume = objects.Volume.get_by_id(ctxt, volume.id)
         kind, _peer = self._choose(volume, connector)
+        volume = self._gate.check(ctxt, volume.id, OPERATIONS[kind])
         if kind is Connection.MOVE:
-            self._refuse_while_moving(volume, table.UNDECIDED)
             self._refuse_while_connected(volume)
         if kind is Connection.REMOTE:
             return self._remote.export(ctxt, volume, self.local_path(volume))
@@ -268,8 +318,33 @@ class LocalStorDriver(driver.VolumeDriver):
 
     def ensure_export(self, ctxt: context.RequestContext,
                       volume: objects.Volume) -> None:
-        if volume.provider_location:
+        if not volume.provider_location:
+            return
+        if self._mover.is_arriving(ctxt, volume):
+            # Its handle is built when its source is there again.
+            self._unexported.add(volume.id)
+        else:
             self._remote.ensure(ctxt, volume, self.local_path(volume))
+
+    def _export_again(self) -> None:
+        """Export what had to wait for its handle at the start."""
+        ctxt = context.get_admin_context()
+        for volume_id in tuple(self._unexported):
+            try:
+                volume = objects.Volume.get_by_id(ctxt, volume_id)
+                if (volume.provider_location
+                        and volume_utils.extract_host(volume.host)
+                        == self.host):
+                    self._handles.check_there(volume.name)
+                    self._remote.ensure(ctxt, volume, self.local_path(volume))
+            except cinder_exception.VolumeNotFound:
+                pass  # it was deleted
+            except Exception as error:
+                LOG.warning('Volume %(volume)s is not exported yet: '
+                            '%(error)s',
+                            {'volume': volume_id, 'error': error})
+                continue
+            self._unexported.discard(volume_id)
 
     def remove_export(self, ctxt: context.RequestContext,
                       volume: objects.Volume) -> None:
@@ -284,16 +359,18 @@ class LocalStorDriver(driver.VolumeDriver):
     def initialize_connection(self, volume: objects.Volume,
                               connector: dict[str, Any], **kwargs: Any
                               ) -> dict[str, Any]:
-        kind, peer = self._choose(volume, connector)
+        present = objects.Volume.get_by_id(context.get_admin_context(),
+                                           volume.id)
+        kind, peer = self._choose(present, connector)
         if kind is Connection.REMOTE:
-            return self._remote.connect(volume, connector)
-        copy = volume.name
+            return self._remote.connect(present, connector)
+        copy = present.name
         if kind is Connection.LOCAL:
             copy = self._mover.stay(context.get_admin_context(), volume.id)
             self._handles.check_there(copy)
         if kind is Connection.MOVE and peer:
             try:
-                copy = self._move(volume, peer)
+                copy = self._move(present, peer)
             except (exception.NotEnoughSpace, exception.PeerFailed) as error:
                 if not self._connects_instead(error):
                     raise
@@ -317,16 +394,6 @@ class LocalStorDriver(driver.VolumeDriver):
         return objects.Volume.get_by_id(ctxt, volume.id).name
 
     @staticmethod
-    def _refuse_while_moving(volume: objects.Volume,
-                             states: Container[str]) -> None:
-        for move in rows.for_volume(context.get_admin_context(), volume.id):
-            if move.state in states:
-                raise exception.VolumeIsMoving(
-                    volume_id=volume.id, move_id=move.move_id,
-                    state=move.state, action='attaching it',
-                    destination=move.transfer.destination_host)
-
-    @staticmethod
     def _refuse_while_connected(volume: objects.Volume) -> None:
         """A remote connection would lose the copy that it reads."""
         if volume.provider_location:
@@ -343,6 +410,7 @@ class LocalStorDriver(driver.VolumeDriver):
                              **kwargs: Any) -> bool:
         """Whether others are still connected, so that the export stays."""
         ctxt = context.get_admin_context()
+        self._gate.check(ctxt, volume.id, gate.Operation.DETACH)
         move = self._mover.of_volume(ctxt, volume.id)
         if move is not None:
             # Who has left is read from the attachments, not from this call:

@@ -245,27 +245,21 @@ class Executor:
         return None
 
     def discard(self, ctxt: context.RequestContext, move: rows.Move) -> bool:
-        """End a move whose volume is being deleted.
+        """Take away what is left of a move whose volume is deleted.
 
-        What can't be done now is done later: the source is away, or the copy
-        has to be wiped, or the
-        session to it does not end while its requests wait for another node.
+        What can't be done now is done later: the source is away, the session
+        to it does not end while its requests wait for another node, or
+        somebody has opened the copy meanwhile.  It is recorded, so no error
+        takes it back.
 
         :returns: whether the destination's copy is gone
-        :raises VolumeInUse: somebody has opened it meanwhile
         """
-        discarding = move
-        if move.state != table.State.DISCARDING:
-            discarding = rows.change_state(ctxt, move,
-                                           table.State.DISCARDING.value)
         try:
             self.drive(ctxt, move.move_id)
-        except exception.VolumeInUse as error:
-            rows.record_problem(ctxt, discarding, str(error))
-            raise
         except Exception as error:
             LOG.warning('What is left of move %(move)s is removed later: '
                         '%(error)s', {'move': move.move_id, 'error': error})
+            rows.record_problem(ctxt, move, str(error))
         after = rows.get(ctxt, move.move_id)
         return after is None or 'delete_destination' in after.done
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from cinder import context
 from cinder import objects
-from cinder.volume import volume_utils
-from oslo_concurrency import lockutils
+from oslo_log import log as logging
 from oslo_utils import excutils
 from oslo_utils import units
 import tenacity
@@ -20,19 +19,14 @@ from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.moves import executor
+from cinder_localstor.moves import gate
 from cinder_localstor.moves import scheduler
 from cinder_localstor.moves import table
 from cinder_localstor.node import interface
 from cinder_localstor.peers import rpc
 from cinder_localstor import rows
 
-# Seconds between two attempts
-SOON = 1
-
-
-def size_lock(volume_id: str) -> str:
-    """Name of the lock that keeps a volume as it is while a move begins."""
-    return 'localstor-size-' + volume_id
+LOG = logging.getLogger(__name__)
 
 
 class Mover:
@@ -55,6 +49,7 @@ class Mover:
         self._scheduler = periodic
         self._peers = peers
         self._configuration = configuration
+        self._gate = gate.Gate(host, configuration.localstor_peer_timeout)
 
     def begin(self, ctxt: context.RequestContext, volume: objects.Volume,
               peer: objects.Service) -> None:
@@ -62,13 +57,30 @@ class Mover:
 
         :raises LocalStorException: it can't be; it is as it was then
         """
-        with lockutils.lock(size_lock(volume.id)):
-            self._begin(ctxt, objects.Volume.get_by_id(ctxt, volume.id),
-                        peer)
+        move_id = rows.new_move_id()
+        try:
+            # Before the row is there for the periodic task to find
+            with self._scheduler.beginning(move_id):
+                with self._gate.enter(ctxt, volume.id,
+                                      gate.Operation.MOVE) as present:
+                    move, noted = self._record(ctxt, present, peer, move_id)
+                # What is recorded keeps others out from here on.
+                self._prepare(ctxt, move, noted)
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                # Nobody waits for what has to be taken away again.
+                self._scheduler.look_after(move_id)
+        self._peers.nudge(peer.host, move_id)
 
-    def _begin(self, ctxt: context.RequestContext, volume: objects.Volume,
-               peer: objects.Service) -> None:
-        self._check_decided(ctxt, volume, 'moving it on')
+    def _record(self, ctxt: context.RequestContext, volume: objects.Volume,
+                peer: objects.Service, move_id: str
+                ) -> tuple[rows.Move, list[str]]:
+        """Make the row of a move to a peer, if that can take the volume.
+
+        :returns: and the attachments that were noted as connecting before
+        """
+        if gate.is_bound(volume):
+            raise exception.VolumeIsBound(volume_id=volume.id, host=self.host)
         if volume.status == 'extending':
             raise exception.LocalStorException(
                 reason='Volume %s is being extended. Attach it when that is '
@@ -76,7 +88,6 @@ class Mover:
         answer = self._peers.examine(
             peer.host, volume.id, self._node.volumes.block_size(),
             self._source.portal())
-        move_id = rows.new_move_id()
         attachments = rows.attachments(ctxt, volume.id)
         unconnected = self._unconnected(attachments)
         noted = rows.connecting(ctxt, volume.id, unconnected)
@@ -105,22 +116,15 @@ class Mover:
                      if answer.get('thin') else -1),
             **destination.choose_regions(volume.size * units.Gi,
                                          self._configuration))
-        try:
-            # Before the row is there for the periodic task to find
-            with self._scheduler.beginning(move_id):
-                move = rows.begin(ctxt, volume, described,
-                                  table.State.PREPARING.value, peer, leaving)
-                # Before the peer can be asked to let the volume move on
-                rows.note_connecting(ctxt, volume.id, unconnected)
-                self._prepare(ctxt, move)
-        except Exception:
-            with excutils.save_and_reraise_exception():
-                # Nobody waits for what has to be taken away again.
-                self._scheduler.look_after(move_id)
-                rows.note_connecting(ctxt, volume.id, noted)
-        self._peers.nudge(peer.host, move_id)
+        move = rows.begin(ctxt, volume, described,
+                          table.State.PREPARING.value, peer, leaving)
+        # Before the peer can be asked to let the volume move on
+        rows.note_connecting(ctxt, volume.id, unconnected)
+        return move, noted
 
-    def _prepare(self, ctxt: context.RequestContext, move: rows.Move) -> None:
+    def _prepare(self, ctxt: context.RequestContext, move: rows.Move,
+                 noted: list[str]) -> None:
+        """Take a new move to where its volume can be used, or undo it."""
         try:
             if (self._executor.drive(ctxt, move.move_id)
                     == table.State.PREPARING):
@@ -128,28 +132,11 @@ class Mover:
                     volume_id=move.volume_id, host=self.host,
                     peer=move.transfer.destination_host)
         except Exception:
-            with excutils.save_and_reraise_exception():
+            with (excutils.save_and_reraise_exception(),
+                  self._gate.lock(move.volume_id)):
+                # From then on others may note what they connect.
                 self._executor.undo(ctxt, move)
-
-    def _check_decided(self, ctxt: context.RequestContext,
-                       volume: objects.Volume, action: str) -> None:
-        """:raises VolumeIsMoving: it may yet go back to where it was
-        :raises VolumeElsewhere: it lives on another node
-        """
-        for move in rows.for_volume(ctxt, volume.id):
-            if move.state in table.UNDECIDED:
-                raise exception.VolumeIsMoving(
-                    volume_id=volume.id, move_id=move.move_id,
-                    state=move.state, action=action,
-                    destination=move.transfer.destination_host)
-        self._check_home(volume)
-
-    def _check_home(self, volume: objects.Volume) -> None:
-        """:raises VolumeElsewhere: it lives on another node"""
-        home = volume_utils.extract_host(volume.host)
-        if home != self.host:
-            raise exception.VolumeElsewhere(volume_id=volume.id, host=home,
-                                            asked=self.host)
+                rows.note_connecting(ctxt, move.volume_id, noted)
 
     @staticmethod
     def _unconnected(attachments: list[dict[str, Any]]) -> list[str]:
@@ -161,14 +148,15 @@ class Mover:
         No move begins from here on before Cinder has recorded which of the
         attachments got it.
 
+        :raises VolumeIsMoving: it may be about to leave
+        :raises VolumeIsDiscarded: it is as good as deleted
         :raises VolumeElsewhere: it has left meanwhile
         """
-        with lockutils.lock(size_lock(volume_id)):
-            volume = objects.Volume.get_by_id(ctxt, volume_id)
-            self._check_home(volume)
+        with self._gate.enter(ctxt, volume_id,
+                              gate.Operation.LOCAL) as present:
             rows.note_connecting(ctxt, volume_id, self._unconnected(
                 rows.attachments(ctxt, volume_id)))
-        return volume.name
+        return present.name
 
     def extend(self, ctxt: context.RequestContext, volume: objects.Volume,
                size: int) -> None:
@@ -180,16 +168,9 @@ class Mover:
         :raises VolumeIsMoving: it still may go back
         :raises NotEnoughSpace: the volume group is too full
         """
-        for attempt in tenacity.Retrying(
-                retry=tenacity.retry_if_exception_type(
-                    exception.VolumeIsMoving),
-                stop=tenacity.stop_after_delay(
-                    self._configuration.localstor_peer_timeout),
-                wait=tenacity.wait_fixed(SOON), reraise=True):
-            with attempt, lockutils.lock(size_lock(volume.id)):
-                volume = objects.Volume.get_by_id(ctxt, volume.id)
-                self._check_decided(ctxt, volume, 'extending it')
-                self._handles.extend(volume.name, size)
+        with self._gate.enter(ctxt, volume.id,
+                              gate.Operation.EXTEND) as present:
+            self._handles.extend(present.name, size)
 
     def of_volume(self, ctxt: context.RequestContext, volume_id: str
                   ) -> rows.Move | None:
@@ -198,37 +179,66 @@ class Mover:
                  if move.state != table.State.ABORTING]
         return moves[-1] if moves else None
 
+    def is_arriving(self, ctxt: context.RequestContext,
+                    volume: objects.Volume) -> bool:
+        """Whether a volume's handle is built by its move, and not yet."""
+        return any(move.transfer.destination_name == volume.name
+                   and table.TABLE[table.State(move.state)].serves
+                   for move in rows.for_volume(ctxt, volume.id))
+
+    def adopt(self, ctxt: context.RequestContext, volume: objects.Volume
+              ) -> None:
+        """Let moves belong to the row that has their copy.
+
+        Cinder migrates a volume in use to another kind of backend without a
+        word to us, and deletes what the volume's row had until then.
+        """
+        adopted: list[rows.Move] = []
+        moves = [move for move in rows.for_host(ctxt, self.host)
+                 if move.volume_id != volume.id]
+        for move in moves:
+            if volume.name in (move.transfer.source_name,
+                               move.transfer.destination_name):
+                adopted += [other for other in rows.for_volume(
+                    ctxt, move.volume_id) if other not in adopted]
+        if adopted:
+            LOG.warning('Moves %(moves)s go with copy %(copy)s, which is '
+                        'volume %(volume)s now',
+                        {'moves': [move.move_id for move in adopted],
+                         'copy': volume.name, 'volume': volume.id})
+            rows.hand_over(ctxt, adopted, volume.id)
+
     def discard(self, ctxt: context.RequestContext, volume_id: str) -> bool:
         """End all moves of a volume that is being deleted.
 
         :returns: whether no move has its copy here any more; one that still
             has it removes it later
-        :raises VolumeInUse: it is in use, or not yet sure of where it is; the
-            moves go on
+        :raises VolumeInUse: it is in use; the moves go on
+        :raises DeletedTooEarly: it is not yet sure where it is; they go on
         """
         for attempt in tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(exception.MoveChanged),
                 stop=tenacity.stop_after_attempt(3), reraise=True):
-            with attempt:
-                done = self._discard(ctxt, volume_id)
-        return done
+            with attempt, self._gate.enter(ctxt, volume_id,
+                                           gate.Operation.DELETE):
+                last = self._decide_discard(ctxt, volume_id)
+        return last is None or self._executor.discard(ctxt, last)
 
-    def _discard(self, ctxt: context.RequestContext, volume_id: str) -> bool:
-        moves = rows.for_volume(ctxt, volume_id)
-        if (rows.home(ctxt, volume_id) != self.host
-                or any(move.state in table.UNDONE_BY_FAILURE
-                       for move in moves)):
-            # In a moment it stands somewhere for good.
-            raise exception.VolumeInUse(
-                volume_name=volume_id, host=self.host,
-                device='/dev/mapper/*%s*' % handles.SUFFIX)
+    def _decide_discard(self, ctxt: context.RequestContext, volume_id: str
+                        ) -> rows.Move | None:
+        """Record that a volume's moves are discarded, if nobody uses it.
+
+        :returns: the move that has its copy here, None if none has
+        """
         last = self.of_volume(ctxt, volume_id)
-        if last is not None:
+        if last is not None and last.state != table.State.DISCARDING:
             # Before anything is recorded: what is recorded is carried out.
             self._handles.check_unused(last.transfer.destination_name)
-        for move in moves:
+        for move in rows.for_volume(ctxt, volume_id):
             if move.state == table.State.ABORTING:
                 # What is left of it on the peer is removed anyway.  Only its
                 # export is in the way.
                 self._steps.run(ctxt, move.transfer, ['unexport_source'])
-        return last is None or self._executor.discard(ctxt, last)
+        if last is not None and last.state != table.State.DISCARDING:
+            last = rows.change_state(ctxt, last, table.State.DISCARDING.value)
+        return last

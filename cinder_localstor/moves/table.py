@@ -201,10 +201,6 @@ TABLE: dict[State, Rules] = {
                                  'source_gone')),)),
 }
 
-# States from which the volume may yet go back to where it was, so that it can
-# neither grow nor move on
-UNDECIDED = (State.PREPARING, State.STARTING)
-
 # In these a guest has the volume, or is about to: they go before all others.
 URGENT = tuple(state for state, rules in TABLE.items() if rules.serves)
 

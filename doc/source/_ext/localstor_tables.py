@@ -5,6 +5,8 @@
     States, owners, steps and transitions of a move.
 ``localstor-steps``
     What each step does, and on which side.
+``localstor-operations``
+    What may be done with a volume in each state.
 ``localstor-errors``
     The errors of the driver with their messages.
 """
@@ -20,6 +22,7 @@ from sphinx.util import docutils
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import source
 from cinder_localstor import exception
+from cinder_localstor.moves import gate
 from cinder_localstor.moves import table
 
 # A placeholder in a message: %(name)s
@@ -153,6 +156,19 @@ class Steps(docutils.SphinxDirective):
             for step in steps()])]
 
 
+class Operations(docutils.SphinxDirective):
+    """The table of operations by state."""
+
+    def run(self) -> list[nodes.Node]:
+        """Make it."""
+        states = [getattr(state, 'value', state) for state in gate.COLUMNS]
+        return [_table(
+            (22, *[11] * len(states)), ('To', *states),
+            [([_text(operation.value)],
+              *([_text(answers[state].value)] for state in gate.COLUMNS))
+             for operation, answers in gate.TABLE.items()])]
+
+
 class Errors(docutils.SphinxDirective):
     """The table of errors."""
 
@@ -175,5 +191,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Make the directives known."""
     app.add_directive('localstor-states', States)
     app.add_directive('localstor-steps', Steps)
+    app.add_directive('localstor-operations', Operations)
     app.add_directive('localstor-errors', Errors)
     return {'parallel_read_safe': True, 'parallel_write_safe': True}

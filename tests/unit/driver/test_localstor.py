@@ -220,7 +220,7 @@ class VolumeTest(DriverTestCase):
         error = self.assertRaises(
             exception.VolumeIsMoving, self.make(base.B).extend_volume,
             self.cloud.refresh(self.volume), 3)
-        for part in (self.volume.id, base.B, 'extending', 'starting'):
+        for part in (self.volume.id, base.B, 'extend it', 'starting'):
             self.assertIn(part, str(error))
 
     def test_volume_deleted_in_mid_move_leaves_nothing_on_either_node(self):

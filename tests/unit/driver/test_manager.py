@@ -3,11 +3,14 @@
 
 from unittest import mock
 
+from cinder.db import api as db
 from cinder import exception as cinder_exception
 from cinder import objects
 
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
+from cinder_localstor import exception
+from cinder_localstor.moves import table
 from cinder_localstor import rows
 from tests.unit import base
 from tests.unit import services
@@ -57,6 +60,125 @@ class LifeTest(ManagerTestCase):
         self.assertEqual('available', self.refresh().status)
         self.assertTrue(self.cloud.delete(self.volume))
         self.assert_nothing_left()
+
+
+class DeleteTest(ManagerTestCase):
+    """A delete in the middle of a move."""
+
+    def setUp(self):
+        super().setUp()
+        attachment = self.cloud.attach(self.volume, B)
+        self.cloud.detach(self.volume, attachment)
+        self.assertEqual(table.State.MIGRATING, self.state())
+
+    def test_volume_that_is_open_is_not_deleted(self):
+        self.cloud.open_count(self.volume, +1)
+        self.assertFalse(self.cloud.delete(self.volume))
+        self.assertEqual('available', self.refresh().status)
+        self.assertEqual(table.State.MIGRATING, self.state())
+        self.cloud.open_count(self.volume, -1)
+        self.cloud.settle()
+        self.assert_whole()
+
+    def open_as_it_is_recorded(self):
+        """Something opens the handle when the delete is recorded already."""
+        change_state = rows.change_state
+
+        def and_open(ctxt, move, state, **swap):
+            changed = change_state(ctxt, move, state, **swap)
+            if state == table.State.DISCARDING:
+                self.cloud.open_count(self.volume, +1)
+            return changed
+
+        return mock.patch.object(rows, 'change_state', and_open)
+
+    def test_recorded_delete_is_not_taken_back(self):
+        with self.open_as_it_is_recorded():
+            self.assertTrue(self.cloud.delete(self.volume))
+        self.cloud.nodes[B].device_mapper.nodes[handles.handle_name(
+            self.cloud.row(self.volume).name)].open_count -= 1
+        self.cloud.settle()
+        self.assert_nothing_left()
+
+    def test_what_is_being_removed_is_not_attached(self):
+        move, = rows.for_volume(self.ctxt, self.volume.id)
+        rows.change_state(self.ctxt, move, table.State.DISCARDING.value)
+        # So that it is not removed meanwhile
+        self.cloud.open_count(self.volume, +1)
+        for host in (A, B):
+            error = self.assertRaises(
+                cinder_exception.VolumeBackendAPIException,
+                self.cloud.attach, self.volume, host)
+            self.assertIn('was deleted', str(error))
+
+
+class RestartTest(ManagerTestCase):
+    """What is exported when a node comes back."""
+
+    READER = {'host': 'reader', 'ip': '192.0.2.9', 'initiator': 'iqn.z'}
+
+    def test_arriving_volume_is_exported_when_its_handle_is_there(self):
+        self.cloud.attach(self.volume, B)
+        self.cloud.ask(B, 'initialize_connection', volume=self.refresh(),
+                       connector=self.READER)
+        self.cloud.reboot(B)
+        self.assertEqual('in-use', self.refresh().status)
+        driver = self.cloud.managers[B].driver
+        with self.cloud.process(B):
+            driver._watch_moves()
+            driver._watch_moves()
+        self.assertEqual([self.cloud.row(self.volume).name],
+                         list(self.cloud.remotes[B].exports))
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_standing_volume_is_exported_at_once(self):
+        self.cloud.ask(A, 'initialize_connection', volume=self.refresh(),
+                       connector=self.READER)
+        self.cloud.set_status(self.volume, 'in-use')
+        self.cloud.reboot(A)
+        self.assertEqual('in-use', self.refresh().status)
+        self.assertEqual([self.volume.name],
+                         list(self.cloud.remotes[A].exports))
+
+
+class GroupTest(ManagerTestCase):
+    """A generic group is on one node."""
+
+    def setUp(self):
+        super().setUp()
+        made = db.group_type_create(
+            self.ctxt, {'name': 'a type', 'group_specs': {}})
+        self.group = objects.Group(
+            self.ctxt, host=A + '#local', status='creating', name='a group',
+            group_type_id=made['id'], volume_type_ids=[self.vt['id']],
+            user_id='user', project_id='project', availability_zone='nova')
+        self.group.create()
+        self.cloud.ask(A, 'create_group', group=self.group)
+
+    def add(self, volume, host=A):
+        self.cloud.ask(host, 'update_group', group=self.group,
+                       add_volumes=volume.id)
+
+    def test_volume_of_a_group_stays_and_goes_with_the_group(self):
+        self.add(self.volume)
+        attachment = self.cloud.attach(self.volume, B, 'iscsi')
+        self.assertEqual(A, self.cloud.host_of(self.volume))
+        self.cloud.detach(self.volume, attachment)
+        self.cloud.ask(A, 'delete_group', group=self.group)
+        self.assert_nothing_left()
+
+    def test_volume_that_is_not_sure_of_its_node_is_not_taken_in(self):
+        here = self.cloud.attach(self.volume, A)
+        self.cloud.attach(self.volume, B)
+        self.assertEqual(table.State.STARTING, self.state())
+        self.group.host = B + '#local'
+        self.group.save()
+        error = self.assertRaises(exception.VolumeIsMoving, self.add,
+                                  self.volume, B)
+        self.assertIn('one node only', str(error))
+        self.assertIsNone(self.refresh().group_id)
+        here.destroy()
 
 
 class BackupTest(ManagerTestCase):
@@ -156,3 +278,86 @@ class MigrationTest(ManagerTestCase):
         disk, = self.cloud.nodes[A].volumes.disks.values()
         self.assertEqual(transfer.tags(volume=self.volume.id, generation=2),
                          disk.tags)
+
+    def test_volume_is_not_migrated_in_mid_move(self):
+        attachment = self.cloud.attach(self.volume, B)
+        self.cloud.detach(self.volume, attachment)
+        for force in (True, False):
+            self.assertEqual('error', self.cloud.migrate(
+                self.volume, A, force).migration_status)
+        self.assertEqual('available', self.refresh().status)
+        self.cloud.settle()
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+
+    def test_volume_in_use_is_swapped_and_not_moved(self):
+        old = self.cloud.attach(self.volume, A)
+        new = self.cloud.swap_begins(self.volume, B)
+        attachment = self.cloud.attach(new, A, 'iscsi')
+        self.assertEqual(B, self.cloud.host_of(new))
+        self.cloud.copy(self.volume, new)
+        self.cloud.detach(self.volume, old)
+        self.cloud.swap_ends(self.volume, new)
+        self.assertEqual(B, self.cloud.host_of(self.volume))
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+        self.cloud.detach(self.volume, attachment)
+        self.cloud.arrive(self.volume, A)
+        self.assert_whole()
+
+    def test_volume_is_not_swapped_in_mid_move(self):
+        self.cloud.attach(self.volume, B)
+        self.assertIsNone(self.cloud.swap_begins(self.volume, A))
+        self.cloud.settle()
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+
+    def test_copy_that_cinder_has_swapped_away_ends_its_move(self):
+        # To a backend of another kind, which asks nobody.
+        self.cloud.attach(self.volume, B)
+        away = self.cloud.create(A)
+        with mock.patch('cinder_localstor.driver.localstor.LocalStorDriver.'
+                        'update_migrated_volume',
+                        side_effect=NotImplementedError):
+            self.cloud.ask(A, 'update_migrated_volume', volume=self.refresh(),
+                           new_volume=away, volume_status='in-use')
+        away.refresh()
+        self.refresh().finish_volume_migration(away)
+        self.cloud.open_count(away, -1)
+        self.assertTrue(self.cloud.delete(away))
+        self.cloud.settle()
+        self.assert_nothing_left(self.refresh())
+
+
+class RetypeTest(ManagerTestCase):
+
+    def retype(self):
+        other = db.volume_type_create(self.ctxt, {
+            'name': 'other', 'extra_specs': {'key': 'value'}})
+        volume = self.refresh()
+        volume.update({'previous_status': volume.status,
+                       'status': 'retyping'})
+        volume.save()
+        services.rpcapi.VolumeAPI().retype(
+            self.ctxt, volume, other['id'],
+            services.Backend(self.cloud.host_of(volume) + '#local', None,
+                             {}), 'on-demand')
+        return self.refresh()
+
+    def test_volume_that_has_moved_survives_a_reboot(self):
+        attachment = self.cloud.arrive(self.volume)
+        self.cloud.detach(self.volume, attachment)
+        self.assertEqual('success', self.retype().migration_status)
+        self.cloud.reboot(B)
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+
+    def test_volume_is_not_retyped_in_mid_move(self):
+        attachment = self.cloud.attach(self.volume, B)
+        self.cloud.detach(self.volume, attachment)
+        before = self.refresh().volume_type_id
+        self.assertEqual(before, self.retype().volume_type_id)
+        self.assertEqual('available', self.refresh().status)
+        self.cloud.settle()
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may be done with a volume while it moves, as a table.
+
+Whatever Cinder asks comes through :class:`Gate` first.  It reads the volume's
+row and its moves as they are now, under the volume's lock: what Cinder gives
+may be from before the volume moved.  A volume with several moves may do what
+all of them allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import enum
+
+from cinder import context
+from cinder import objects
+from cinder.volume import volume_utils
+from oslo_concurrency import lockutils
+import tenacity
+
+from cinder_localstor import exception
+from cinder_localstor.moves import table
+from cinder_localstor import rows
+
+# Seconds between two looks at a volume that is waited for
+SOON = 1
+
+
+class Operation(str, enum.Enum):
+    """What Cinder asks for; the value is what users are told."""
+
+    LOCAL = 'attach it where it lives'
+    MOVE = 'attach it on another node'
+    REMOTE = 'connect to it from afar'
+    DETACH = 'detach it'
+    EXTEND = 'extend it'
+    DELETE = 'delete it'
+    BACKUP = 'back it up'
+    MIGRATE = 'migrate it'
+    RETYPE = 'retype it'
+    GROUP = 'add it to a group'
+    SNAPSHOT = 'take a snapshot of it'
+    CLONE = 'clone it'
+
+
+class Answer(str, enum.Enum):
+    """What becomes of it; the value is what the documentation shows."""
+
+    YES = 'yes'
+    WAITS = 'waits until decided'
+    UNDECIDED = 'no, until decided'
+    MOVES = 'no, until the end'
+    DELETED = 'no'
+    UNSUPPORTED = 'not supported'
+
+
+# When it will work
+ONE_NODE = 'it is attached on one node only, for it may yet go back'
+WHEN = {Answer.WAITS: ONE_NODE,
+        Answer.UNDECIDED: ONE_NODE,
+        Answer.MOVES: 'the move has ended'}
+
+# The column of a volume that does not move
+STANDING = 'standing'
+COLUMNS = (STANDING, *table.TABLE)
+
+
+def _answers(*answers: Answer) -> dict[str, Answer]:
+    return dict(zip(COLUMNS, answers, strict=True))
+
+
+_YES, _WAITS, _UNDECIDED, _MOVES, _DELETED, _UNSUPPORTED = Answer
+
+# standing, preparing, starting, migrating, completing, aborting, discarding
+TABLE: dict[Operation, dict[str, Answer]] = {
+    Operation.LOCAL: _answers(
+        _YES, _UNDECIDED, _YES, _YES, _YES, _YES, _DELETED),
+    Operation.MOVE: _answers(
+        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _DELETED),
+    Operation.REMOTE: _answers(
+        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _DELETED),
+    # Who has left is never told to come back.
+    Operation.DETACH: _answers(
+        _YES, _YES, _YES, _YES, _YES, _YES, _YES),
+    # The other copy does not grow.
+    Operation.EXTEND: _answers(
+        _YES, _WAITS, _WAITS, _YES, _YES, _YES, _DELETED),
+    # What is recorded is carried out: it can be asked for again.
+    Operation.DELETE: _answers(
+        _YES, _WAITS, _YES, _YES, _YES, _YES, _YES),
+    Operation.BACKUP: _answers(
+        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _DELETED),
+    # The two rows would change places under the move.
+    Operation.MIGRATE: _answers(
+        _YES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _DELETED),
+    Operation.RETYPE: _answers(
+        _YES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _DELETED),
+    # A group is on one node.
+    Operation.GROUP: _answers(
+        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _DELETED),
+    # Refused by the driver, whatever the volume does.
+    Operation.SNAPSHOT: _answers(*[_UNSUPPORTED] * len(COLUMNS)),
+    Operation.CLONE: _answers(*[_UNSUPPORTED] * len(COLUMNS)),
+}
+
+# What Cinder's own migration leaves behind when it is over
+MIGRATION_OVER = (None, '', 'success', 'error')
+
+
+def is_bound(volume: objects.Volume) -> bool:
+    """Whether a volume may not leave its node.
+
+    A group is on one node and can be deleted only while its volumes are
+    there, too.  What Cinder itself migrates or copies to changes places with
+    another row in the end, and a move would be left with the wrong one.
+    """
+    return bool(volume.group_id) or (
+        volume.migration_status not in MIGRATION_OVER)
+
+
+def refusal(move: rows.Move, operation: Operation) -> Exception | None:
+    """What a user is told whose operation a move does not allow now."""
+    answer = TABLE[operation][table.State(move.state)]
+    if answer is Answer.DELETED:
+        return exception.VolumeIsDiscarded(
+            volume_id=move.volume_id, action=operation.value,
+            move_id=move.move_id)
+    if answer not in WHEN:
+        return None
+    if operation is Operation.DELETE:
+        return exception.DeletedTooEarly(
+            volume_id=move.volume_id, reason='is on its way to %s (move '
+            '%s, %s)' % (move.transfer.destination_host, move.move_id,
+                         move.state))
+    return exception.VolumeIsMoving(
+        volume_id=move.volume_id, move_id=move.move_id, state=move.state,
+        action=operation.value, when=WHEN[answer],
+        destination=move.transfer.destination_host)
+
+
+class _Waits(Exception):
+    """It will work by and by."""
+
+    def __init__(self, refusal: Exception) -> None:
+        super().__init__()
+        self.refusal = refusal
+
+
+def check_moves(ctxt: context.RequestContext, volume_id: str,
+                operation: Operation) -> None:
+    """:raises: a :func:`refusal` by any of a volume's moves"""
+    for move in rows.for_volume(ctxt, volume_id):
+        refused = refusal(move, operation)
+        if refused is None:
+            continue
+        if TABLE[operation][table.State(move.state)] is Answer.WAITS:
+            raise _Waits(refused)
+        raise refused
+
+
+class Gate:
+    """Lets an operation happen, or says when it can."""
+
+    def __init__(self, host: str, patience: float) -> None:
+        """:param host: ``host@backend`` of this node
+        :param patience: seconds that an operation waits that may wait
+        """
+        self.host = host
+        self._patience = patience
+
+    def check(self, ctxt: context.RequestContext, volume_id: str,
+              operation: Operation) -> objects.Volume:
+        """The row of a volume as it is now, if the operation may happen now.
+
+        Nothing is waited for.
+
+        :raises VolumeIsMoving: it can't yet
+        :raises VolumeIsDiscarded: the volume is as good as deleted
+        :raises VolumeElsewhere: it lives on another node
+        :raises DeletedTooEarly: the same, for a volume that is deleted
+        """
+        try:
+            with self.lock(volume_id):
+                return self._check(ctxt, volume_id, operation)
+        except _Waits as waits:
+            raise waits.refusal from None
+
+    @contextlib.contextmanager
+    def enter(self, ctxt: context.RequestContext, volume_id: str,
+              operation: Operation) -> Iterator[objects.Volume]:
+        """Hold a volume's lock while the operation happens, on its row as it
+        is now; what may wait is waited for.
+
+        :raises: what :meth:`check` raises
+        """
+        with contextlib.ExitStack() as held:
+            try:
+                for attempt in tenacity.Retrying(
+                        retry=tenacity.retry_if_exception_type(_Waits),
+                        stop=tenacity.stop_after_delay(self._patience),
+                        wait=tenacity.wait_fixed(SOON), reraise=True):
+                    with attempt, contextlib.ExitStack() as trying:
+                        trying.enter_context(self.lock(volume_id))
+                        volume = self._check(ctxt, volume_id, operation)
+                        held.enter_context(trying.pop_all())
+            except _Waits as waits:
+                raise waits.refusal from None
+            yield volume
+
+    @staticmethod
+    def lock(volume_id: str) -> contextlib.AbstractContextManager:
+        """What no operation begins under."""
+        return lockutils.lock('localstor-volume-' + volume_id)
+
+    def _check(self, ctxt: context.RequestContext, volume_id: str,
+               operation: Operation) -> objects.Volume:
+        volume = objects.Volume.get_by_id(ctxt, volume_id)
+        check_moves(ctxt, volume_id, operation)
+        home = volume_utils.extract_host(volume.host)
+        if home != self.host and operation is not Operation.DETACH:
+            if operation is Operation.DELETE:
+                raise exception.DeletedTooEarly(
+                    volume_id=volume_id, reason='lives on %s by now' % home)
+            raise exception.VolumeElsewhere(volume_id=volume_id, host=home,
+                                            asked=self.host)
+        return volume
