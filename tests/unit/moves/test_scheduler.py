@@ -212,14 +212,6 @@ class WipeTest(SchedulerTestCase):
 class NothingUrgentWaitsTest(SchedulerTestCase):
     """Eight wipes at once, and eight deletes, while a volume arrives."""
 
-    def threaded(self, host):
-        """A node's scheduler with pools of threads, as it is in reality."""
-        made = self.cloud.running[host].scheduler
-        made._urgent = queues.Queue(scheduler.URGENT_WORKERS)
-        made._slow = queues.Queue(scheduler.SLOW_WORKERS)
-        made._wiping = queues.Queue(scheduler.WIPERS)
-        return made
-
     def test_volume_is_sealed_while_the_disks_are_wiped(self):
         ended, began = threading.Event(), threading.Semaphore(0)
         self.addCleanup(ended.set)
@@ -229,11 +221,15 @@ class NothingUrgentWaitsTest(SchedulerTestCase):
             ended.wait(PATIENCE)
         self.patch('cinder_localstor.datapath.wipes.Wipes.wipe', wipe)
         mover = self.cloud.running[base.B].mover
+        made = self.cloud.running[base.B].scheduler
+        # Pools of threads, as in reality
+        made._wiping = queues.Queue(scheduler.WIPERS)
         for _number in range(8):
             mover._handles.delete(self.cloud.create_volume(base.B).name)
         ninth = self.cloud.create_volume()
         self.cloud.move(ninth)
-        made = self.threaded(base.B)
+        made._urgent = queues.Queue(scheduler.URGENT_WORKERS)
+        made._slow = queues.Queue(scheduler.SLOW_WORKERS)
         sealed = threading.Event()
         drive = made._executor.drive
 
