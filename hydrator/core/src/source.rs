@@ -4,6 +4,7 @@
 //! answer.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
 
 use crate::volume::{io, kind};
 use crate::{Action, BLOCK_SIZE, Buffer, Device, Failure, Memory, Notice, Time, Volume};
@@ -174,6 +175,12 @@ impl Source {
 }
 
 impl Volume {
+    /// Wait for the source no longer: what it does not answer fails, now and
+    /// from now on. For a volume that is given up, which has no successor.
+    pub const fn give_up_source(&mut self) {
+        self.config.source_timeout = Some(Duration::ZERO);
+    }
+
     /// Read bytes of remote blocks for a guest's read.
     pub(crate) fn read_remote<M: Memory>(
         &mut self,

@@ -489,6 +489,9 @@ impl Server {
                 return Ok(Some(Answer::error(reason)));
             }
         }
+        // The device goes when its last requests are answered, and the source
+        // may be away for good.
+        self.engine.volume().give_up_source();
         self.end = Some(End::Removal);
         self.ending.push(client);
         Ok(None)

@@ -390,6 +390,25 @@ fn what_waits_for_the_source_is_answered_by_the_successor_of_who_leaves() {
 }
 
 #[test]
+fn an_abort_does_not_wait_for_the_source() {
+    let mut volume = Move::new("vhost-abort-away");
+    volume.frontend = "vhost-user-blk";
+    let socket = volume.path("runtime/vhost");
+    let helper = volume.served_at("vhost");
+    let mut guest = guest::Guest::new();
+    guest.connect(&socket);
+    let mut options = std::fs::File::options();
+    let source = options.write(true).open(volume.path("source")).unwrap();
+    source.set_len(0).unwrap();
+    guest.submit(guest::IN, 128, 8192);
+    volume.wait("it is stalled", |status| {
+        status["state"] == "stalled" && status["waiting"] == 1
+    });
+    volume.must(&["abort"]);
+    await_end(helper);
+}
+
+#[test]
 fn what_the_source_does_not_answer_waits_and_is_asked_for_again() {
     let mut volume = Move::new("vhost-silent");
     volume.frontend = "vhost-user-blk";
