@@ -41,15 +41,13 @@ CONTEXT = priv_context.PrivContext(
 BLKFLSBUF = 0x1261
 
 HYDRATOR = 'localstor-hydrator'
-PROGRAMS = frozenset(('dmsetup', 'iscsiadm', HYDRATOR, 'lvchange',
-                      'lvcreate', 'lvextend', 'lvmconfig', 'lvremove',
-                      'lvrename', 'lvs',
-                      'modprobe', 'tgtadm', 'udevadm', 'vgchange', 'vgs'))
 
 # Those that write LVM's metadata.  Killed in a critical section they leave
 # devices suspended, with all I/O to them waiting.
 WRITERS = frozenset(('lvchange', 'lvcreate', 'lvextend', 'lvremove',
-                     'vgchange'))
+                     'lvrename', 'vgchange'))
+PROGRAMS = WRITERS | {'dmsetup', 'iscsiadm', HYDRATOR, 'lvmconfig', 'lvs',
+                      'modprobe', 'tgtadm', 'udevadm', 'vgs'}
 # Seconds in which one that was asked to end leaves its critical section
 PATIENCE = 30
 

@@ -148,6 +148,13 @@ class WriterTest(PrivilegedTestCase):
             time.sleep(0.05)
         self.fail('%d is still there' % pid)
 
+    def test_what_changes_metadata_is_one_of_them(self):
+        readers = {'lvmconfig', 'lvs', 'vgs'}
+        self.assertEqual(
+            {name for name in privileged.PROGRAMS
+             if name.startswith(('lv', 'vg'))} - readers, privileged.WRITERS)
+        self.assertIn('lvrename', privileged.WRITERS)
+
     def test_it_is_asked_to_end(self):
         found, pid = self.run_hanging('exec sleep 60')
         self.assertEqual((privileged.TIMED_OUT, '', ''), found)
