@@ -47,13 +47,7 @@ class Turns:
     def are_free(self, move_id: str, arriving: Callable[[], Arriving]
                  ) -> bool:
         """Whether a move would get a turn, see :meth:`take`."""
-        if not self._most:
-            return True
-        hydrating, waiting = arriving()
-        with self._lock:
-            self._given &= waiting | {move_id}
-            return (move_id in self._given
-                    or len(hydrating | self._given) < self._most)
+        return self._ask(move_id, arriving, take=False)
 
     def take(self, move_id: str, arriving: Callable[[], Arriving]) -> bool:
         """Give a move its turn, if there is one.
@@ -61,11 +55,20 @@ class Turns:
         :param arriving: ids of the moves that copy, and of those that could
             but have not begun
         """
-        if not self.are_free(move_id, arriving):
-            return False
+        return self._ask(move_id, arriving, take=True)
+
+    def _ask(self, move_id: str, arriving: Callable[[], Arriving], take: bool
+             ) -> bool:
+        if not self._most:
+            return True
+        hydrating, waiting = arriving()
         with self._lock:
-            self._given.add(move_id)
-        return True
+            self._given &= waiting | {move_id}
+            free = (move_id in self._given
+                    or len(hydrating | self._given) < self._most)
+            if free and take:
+                self._given.add(move_id)
+            return free
 
 
 @dataclasses.dataclass(frozen=True)

@@ -161,6 +161,20 @@ class Scheduler:
         (self._urgent if urgent else self._slow).submit(
             peer, functools.partial(self._work, move, urgent, look))
 
+    def _submit_alone(self, queue: queues.Queue, name: str,
+                      work: Callable[[], None]) -> None:
+        """Have something done that is no move, once at a time."""
+        if name in self._busy:
+            return
+        self._busy.add(name)
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                self._busy.discard(name)
+        queue.submit('', run)
+
     def _work(self, move: rows.Move, urgent: bool, look: facts.Look | None
               ) -> None:
         after = None
@@ -260,16 +274,12 @@ class Scheduler:
                 or not rate and not self._node.volumes.thin):
             return
         limit = rate // max(1, len(look.hydrating())) if rate else None
-        self._busy.add(RATES)
-        self._urgent.submit('', functools.partial(self._set_pace, moves,
-                                                  limit))
+        self._submit_alone(self._urgent, RATES,
+                           functools.partial(self._set_pace, moves, limit))
 
     def _set_pace(self, moves: list[rows.Move], limit: int | None) -> None:
-        try:
-            for move in moves:
-                self._pace(move, limit)
-        finally:
-            self._busy.discard(RATES)
+        for move in moves:
+            self._pace(move, limit)
 
     def _pace(self, move: rows.Move, limit: int | None) -> None:
         """Let a move copy as fast as it may now."""
@@ -292,9 +302,7 @@ class Scheduler:
     # What a command that died has left suspended
 
     def _tend_suspended(self) -> None:
-        if SUSPENDED not in self._busy:
-            self._busy.add(SUSPENDED)
-            self._urgent.submit('', self._resume_abandoned)
+        self._submit_alone(self._urgent, SUSPENDED, self._resume_abandoned)
 
     def _resume_abandoned(self) -> None:
         try:
@@ -302,8 +310,6 @@ class Scheduler:
                 group.resume_abandoned()
         except Exception as error:
             LOG.error('What is suspended is not resumed: %s', error)
-        finally:
-            self._busy.discard(SUSPENDED)
 
     # Exports
 
@@ -312,24 +318,16 @@ class Scheduler:
 
         :param moves: that this node has a part in
         """
-        if EXPORTS not in self._busy:
-            self._busy.add(EXPORTS)
-            self._urgent.submit('', lambda: self._put_exports_right(moves))
-
-    def _put_exports_right(self, moves: list[rows.Move]) -> None:
-        try:
-            self._exports.put_right(moves)
-        finally:
-            self._busy.discard(EXPORTS)
+        self._submit_alone(self._urgent, EXPORTS, functools.partial(
+            self._exports.put_right, moves))
 
     # Wipes
 
     def tend_wipes(self) -> None:
         """Have the copies wiped that were given up."""
         for name in self._wipes.recorded():
-            if name not in self._busy:
-                self._busy.add(name)
-                self._wiping.submit('', functools.partial(self._wipe, name))
+            self._submit_alone(self._wiping, name,
+                               functools.partial(self._wipe, name))
 
     def _wipe(self, name: str) -> None:
         try:
@@ -343,8 +341,6 @@ class Scheduler:
         except Exception as error:
             LOG.error('Logical volume %(name)s is not wiped yet: %(error)s',
                       {'name': name, 'error': error})
-        finally:
-            self._busy.discard(name)
 
     def _tell_that_it_is_gone(self, volume: interface.LogicalVolume) -> None:
         """Let those look at once who would ask at their next period."""

@@ -130,6 +130,19 @@ class TurnsTest(base.TestCase):
             self.assertTrue(self.take(turns, 'one', (), ('one', 'two')))
         self.assertFalse(self.take(turns, 'two', (), ('one', 'two')))
 
+    def test_of_two_that_ask_at_once_one_gets_the_last_turn(self):
+        turns = facts.Turns(1)
+        waiting = ('one', 'two')
+        turns._lock = mock.MagicMock()
+        answers = []
+
+        def another(*_error):
+            turns._lock = mock.MagicMock()
+            answers.append(self.take(turns, 'two', (), waiting))
+        turns._lock.__exit__.side_effect = another
+        answers.append(self.take(turns, 'one', (), waiting))
+        self.assertEqual([False, True], answers)
+
     def test_turn_that_is_recorded_counts_once(self):
         turns = facts.Turns(2)
         self.take(turns, 'one', (), ('one', 'two'))
