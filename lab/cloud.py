@@ -336,6 +336,31 @@ class Cloud:
                         self.endpoint('volumev3'),
                         {'OpenStack-API-Version': 'volume 3.70'})
 
+    def wait_for_backends(self, nodes: list[node_module.Node]) -> None:
+        """Wait until the scheduler would choose any backend of these nodes.
+
+        :raises StartFailed: it does not within 60 s
+        """
+        expected = {f'{node.name}@{backend}' for node in nodes
+                    for backend in configuration.BACKENDS}
+        deadline = time.monotonic() + 60
+        while True:
+            answer = self.volume_api.get('/os-services')
+            up = {service['host'] for service in answer.json()['services']
+                  if service['state'] == 'up'}
+            pools = {pool['name'].partition('#')[0] for pool in
+                     self.volume_api.get('/scheduler-stats/get_pools')
+                     .json()['pools']}
+            missing = expected - (up & pools)
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise errors.StartFailed(
+                    ', '.join(sorted(missing)),
+                    'the scheduler has not heard of it',
+                    self.layout.log('control', 'cinder-scheduler'))
+            time.sleep(0.2)
+
     def listens(self, address: str, port: int) -> bool:
         """Whether something accepts connections at an address of the lab."""
         with self.network.entered():
@@ -450,7 +475,7 @@ class Cloud:
                      *(f'{node.name} {name}' for name in declared.after)])
         steps.add('volume types', self._create_types,
                   ['cinder-api', 'keystone'])
-        steps.add('backends reported', lambda: self._wait_for_backends(nodes),
+        steps.add('backends reported', lambda: self.wait_for_backends(nodes),
                   ['volume types', 'cinder-scheduler',
                    *(f'{node.name} cinder-volume' for node in nodes)])
 
@@ -513,27 +538,6 @@ class Cloud:
                 api.post('/types', json={'volume_type': {
                     'name': backend,
                     'extra_specs': {'volume_backend_name': backend}}})
-
-    def _wait_for_backends(self, nodes: list[node_module.Node]) -> None:
-        expected = {f'{node.name}@{backend}' for node in nodes
-                    for backend in configuration.BACKENDS}
-        deadline = time.monotonic() + 60
-        while True:
-            answer = self.volume_api.get('/os-services')
-            up = {service['host'] for service in answer.json()['services']
-                  if service['state'] == 'up'}
-            pools = {pool['name'].partition('#')[0] for pool in
-                     self.volume_api.get('/scheduler-stats/get_pools')
-                     .json()['pools']}
-            missing = expected - (up & pools)
-            if not missing:
-                return
-            if time.monotonic() > deadline:
-                raise errors.StartFailed(
-                    ', '.join(sorted(missing)),
-                    'the scheduler has not heard of it',
-                    self.layout.log('control', 'cinder-scheduler'))
-            time.sleep(0.2)
 
     def _take_down(self) -> bool:
         """End every process of the lab, remove all but its logs."""

@@ -35,6 +35,8 @@ Finding = tuple[str, str, str]
 
 # In the IQN of each source, see node.targets
 SESSION = re.compile(r':localstor-(?P<move_id>[0-9a-f-]{36})$')
+# A number by itself, not a part of a name
+FIGURE = re.compile(r'\b\d+(?:\.\d+)?\b')
 # The user's volume is the source copy still, or again.
 BEFORE_IDENTITY = (table.State.PREPARING, table.State.ABORTING)
 NEVER = datetime.datetime.min
@@ -236,13 +238,16 @@ def report(backends: Iterable[tuple[Facts, interface.Node,
 def lasting(earlier: Report, later: Report) -> Report:
     """The later report with the problems only that the earlier has too.
 
-    Whoever looks in the middle of a step sees half of it.
+    Whoever looks in the middle of a step sees half of it.  A problem is the
+    same one when only its figures have changed.
     """
-    known = earlier.found()
+    known = {(host, name, _without_figures(text))
+             for host, name, text in earlier.found()}
 
     def both(texts: tuple[str, ...], host: str = '', name: str = ''
              ) -> tuple[str, ...]:
-        return tuple(text for text in texts if (host, name, text) in known)
+        return tuple(text for text in texts
+                     if (host, name, _without_figures(text)) in known)
 
     def of_backend(backend: Backend) -> Backend:
         copies = [dataclasses.replace(
@@ -256,6 +261,10 @@ def lasting(earlier: Report, later: Report) -> Report:
     return dataclasses.replace(
         later, problems=both(later.problems),
         backends=tuple(map(of_backend, later.backends)))
+
+
+def _without_figures(text: str) -> str:
+    return FIGURE.sub('', text)
 
 
 class _Judge:

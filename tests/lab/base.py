@@ -97,6 +97,11 @@ class LabTestCase(testtools.TestCase):
         """What cinder-volume has logged on a node."""
         return node.service('cinder-volume').log.read_text(errors='replace')
 
+    def restart_cinder_volume(self, node):
+        """Restart it; the scheduler would choose the node afterwards."""
+        node.service('cinder-volume').restart()
+        self.cloud.wait_for_backends([node])
+
     def assert_nothing_left(self, before):
         end = time.monotonic() + PATIENCE
         left = leftovers.difference(before, self.everything())

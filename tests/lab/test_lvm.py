@@ -23,6 +23,14 @@ echo $$ >/run/hangs
 while :; do sleep 1; done
 ''' % (LOCK, POOL)
 PROGRAM = '/usr/local/sbin/lvcreate'
+# Stands for one whose service dies before it has done anything, or right
+# after.
+BROKEN_OFF = '''\
+#!/bin/sh
+case "$*" in *%s*) /usr/sbin/lvextend "$@" ;; esac
+echo "$*" >>/run/broken-off
+exec sleep 600
+'''
 
 
 class LVMTestCase(base.LabTestCase):
@@ -63,7 +71,7 @@ class LostTest(LVMTestCase):
         self.node.run(['dmsetup', 'remove', 'volume-%s-handle' % lost])
         self.node.run(['lvchange', '--activate', 'n', name])
         self.node.run(['dmsetup', 'message', POOL, '0', 'delete ' + thin_id])
-        self.node.service('cinder-volume').restart()
+        self.restart_cinder_volume(self.node)
         self.assertEqual(content, self.checksum(attachment))
         self.assertIn('Not active in volume group %s: volume-%s'
                       % (GROUP, lost), self.log_of(self.node))
@@ -86,16 +94,22 @@ class ZeroTest(LVMTestCase):
         self.node.service('cinder-volume').start(wait=False)
         self.wait_for('the backend says no', lambda: (
             'lvchange --zero y' in self.log_of(self.node)))
+        self.wait_for('the service counts as down', lambda: not self.is_up())
         # Nobody reads what another tenant has left: there is no volume.
         volume = self.user.request_volume('of-a-user', 1, 'thin',
                                           self.node.name)
         self.volumes.append(volume)
         self.user.wait_for_status(volume, 'error')
 
+    def is_up(self):
+        [service] = self.cloud.volume_api.get(
+            '/os-services?host=%s@thin' % self.node.name).json()['services']
+        return service['state'] == 'up'
+
     def zero_again(self):
         self.node.run(['lvchange', '--zero', 'y', '%s/%s-pool' % (GROUP,
                                                                   GROUP)])
-        self.node.service('cinder-volume').restart()
+        self.restart_cinder_volume(self.node)
 
 
 class SuspendedTest(LVMTestCase):
@@ -147,4 +161,42 @@ class SuspendedTest(LVMTestCase):
 
     def configure(self, seconds):
         self.node.configure({'thin': {'localstor_command_timeout': seconds}})
-        self.node.service('cinder-volume').restart()
+        self.restart_cinder_volume(self.node)
+
+
+class UnfinishedTest(LVMTestCase):
+    """cinder-volume dies in the middle of an extension."""
+
+    program = '/usr/local/sbin/lvextend'
+
+    def test_extension_is_settled_by_what_is_true_on_the_node(self):
+        grown = self.create(node=self.node)
+        same = self.create(node=self.node)
+        self.break_off_extensions(grown, same)
+        for volume in (grown, same):
+            self.user.wait_for_status(volume, 'available')
+        self.assertEqual(2, self.user.show(grown)['size'])
+        self.assertEqual([], self.user.messages(grown))
+        self.assertEqual(1, self.user.show(same)['size'])
+        self.assertEqual(1, len(self.user.messages(same)))
+        # Both are volumes like any other.
+        for volume in (grown, same):
+            self.user.extend_volume(volume, 3)
+            self.write(self.attach(volume, self.node), offset=3000)
+
+    def break_off_extensions(self, grown, same):
+        self.node.run(['sh', '-c', "cat >%s <<'END'\n%sEND\nchmod +x %s" % (
+            self.program, BROKEN_OFF % grown, self.program)])
+        self.addCleanup(self.node.run, ['rm', '-f', self.program,
+                                        '/run/broken-off'])
+        for volume in (grown, same):
+            self.user.extend(volume, 2)
+            self.wait_for('the extension hangs', lambda: self.node.run(
+                ['grep', '-q', volume, '/run/broken-off'], check=False
+            ).returncode == 0)
+        self.node.service('cinder-volume').kill()
+        self.node.run(['rm', self.program])
+        self.node.service('cinder-volume').start()
+        self.cloud.wait_for_backends([self.node])
+        for volume in (grown, same):
+            self.assertEqual('extending', self.user.status(volume))

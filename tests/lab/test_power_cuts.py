@@ -61,7 +61,7 @@ class SharpnessTest(PowerCutTestCase):
 
     def configure(self, node, value):
         node.configure(environment={WITHOUT_FLUSH: value})
-        node.service('cinder-volume').restart()
+        self.restart_cinder_volume(node)
 
     def test_driver_that_makes_nothing_durable_is_caught(self):
         node = self.nodes[0]

@@ -361,6 +361,13 @@ class LastingTest(ReportTestCase):
         self.assertTrue(report.lasting(wrong, well).is_well)
         self.assertEqual(wrong, report.lasting(wrong, wrong))
 
+    def test_problem_whose_figures_change_is_one(self):
+        earlier, later = (report.Report(at=report.NEVER, backends=(
+            report.Backend(host=base.A, problems=(
+                "Volume group 'disks' has been locked for %d seconds"
+                % seconds,)),)) for seconds in (9, 10))
+        self.assertEqual(later, report.lasting(earlier, later))
+
     def test_leftover_that_goes_away_is_none(self):
         well = self.report()
         self.cloud.nodes[base.A].volumes.create(
