@@ -2,8 +2,8 @@
 """The life of a move.
 
 :mod:`table` says what the states are, who drives a move in each, which steps
-are taken and what has to be true before the next one; :mod:`steps` ties the
-names of steps to the data path; :mod:`executor` walks through the table.
+are taken and what has to be true before the next one; :mod:`facts` finds out
+what is true; :mod:`executor` walks through the table.
 
 :mod:`mover` does what users ask for, :mod:`scheduler` looks after the moves by
 itself, :mod:`exports` and :mod:`recovery` bring back what was lost,

@@ -47,9 +47,9 @@ def abandon(ctxt: context.RequestContext, move_id: str,
         state = table.State.ABORTING
         move = rows.change_state(ctxt, move, state.value, swap=True)
     steps = [step.name for step in table.TABLE[state].steps
-             if step.side is lost and step.name not in move.done]
+             if step.side is lost and not step.is_done(move)]
     return rows.record_done(ctxt, move, (*move.done, *steps,
-                                         table.LOST[lost]))
+                                         table.LOST[lost].value))
 
 
 def _host(move: rows.Move, side: table.Side) -> str:

@@ -31,11 +31,8 @@ class StepRunner:
 
     def __init__(self, on_source: source.Source,
                  on_destination: destination.Destination) -> None:
-        self._sides = {table.Side.SOURCE: on_source,
-                       table.Side.DESTINATION: on_destination}
-        self._steps = {step.name: step
-                       for rules in table.TABLE.values()
-                       for step in (*rules.steps, *table.SERVE)}
+        self._source = on_source
+        self._destination = on_destination
 
     def run(self, ctxt: context.RequestContext, move: transfer.Transfer,
             names: list[str]) -> None:
@@ -51,8 +48,8 @@ class StepRunner:
         """
         with lockutils.lock('localstor-steps-' + move.move_id):
             now = rows.get(ctxt, move.move_id)
-            if now is None or not table.steps_of(
-                    table.State(now.state)).issuperset(names):
+            steps = table.steps_of(table.State(now.state)) if now else {}
+            if now is None or not steps.keys() >= set(names):
                 raise exception.StepTooLate(
                     move_id=move.move_id, steps=', '.join(names),
                     state=now.state if now else 'over')
@@ -60,10 +57,16 @@ class StepRunner:
                 LOG.info('Move %(move)s of volume %(volume)s: %(step)s',
                          {'move': move.move_id, 'volume': move.volume_id,
                           'step': name})
-                step = self._steps[name]
-                if step.unused and not now.shown:
-                    name = step.unused
-                getattr(self._sides[step.side], name)(move)
+                self._run(steps[name], move, now.shown)
+
+    def _run(self, step: table.Step, move: transfer.Transfer, shown: bool
+             ) -> None:
+        if isinstance(step, table.SourceStep):
+            step.do(self._source, move)
+        elif step.unused is not None and not shown:
+            step.unused(self._destination, move)
+        else:
+            step.do(self._destination, move)
 
 
 class Executor:
@@ -106,15 +109,16 @@ class Executor:
         if self._transition(move, rules.at_once, look) is not None:
             return True
         for step in rules.steps:
-            if step.name not in move.done:
-                return 'turn' not in step.when or look.has_turn(move)
+            if not step.is_done(move):
+                return (table.Fact.TURN not in step.when
+                        or look.has_turn(move))
         return self._transition(move, rules.transitions, look) is not None
 
     def _misses_something(self, move: rows.Move, look: facts_of.Look) -> bool:
         """Whether :meth:`_serve` has something to do, or to tell."""
         hydration = look.progress(move).hydration
         if hydration is engine.Hydration.OFF:
-            return (table.START_HYDRATION.name in move.done
+            return (table.START_HYDRATION.is_done(move)
                     or not look.is_connected(move))
         return (hydration not in (engine.Hydration.RUNNING,
                                   engine.Hydration.DONE)
@@ -161,7 +165,7 @@ class Executor:
             if move.problem:
                 rows.record_problem(ctxt, move, '')
             return state
-        if 'all_local' in transition.facts:
+        if table.Fact.ALL_LOCAL in transition.facts:
             # What counts as local from here on has to be so after a power
             # cut as well.
             self._arriving.settle(move.transfer)
@@ -178,7 +182,7 @@ class Executor:
 
     def _run_steps(self, ctxt: context.RequestContext, move: rows.Move,
                    steps: tuple[table.Step, ...]) -> rows.Move:
-        todo = [step for step in steps if step.name not in move.done]
+        todo = [step for step in steps if not step.is_done(move)]
         # Steps of one side that follow each other go in one request.
         for (side, when), group in itertools.groupby(
                 todo, lambda step: (step.side, step.when)):
@@ -222,9 +226,10 @@ class Executor:
                       {'move': move.move_id, 'volume': move.volume_id,
                        'name': move.transfer.destination_name})
         if (progress.hydration is engine.Hydration.OFF
-                and 'start_hydration' in move.done):
+                and table.START_HYDRATION.is_done(move)):
             return rows.record_done(ctxt, move, tuple(
-                name for name in move.done if name != 'start_hydration'))
+                name for name in move.done
+                if name != table.START_HYDRATION.name))
         return move
 
     def undo(self, ctxt: context.RequestContext, move: rows.Move
@@ -261,7 +266,7 @@ class Executor:
                         '%(error)s', {'move': move.move_id, 'error': error})
             rows.record_problem(ctxt, move, str(error))
         after = rows.get(ctxt, move.move_id)
-        return after is None or 'delete_destination' in after.done
+        return after is None or table.DELETE_DESTINATION.is_done(after)
 
     def _host_of(self, move: rows.Move, side: table.Side) -> str:
         return (move.transfer.source_host if side is table.Side.SOURCE

@@ -55,7 +55,7 @@ class Exports:
     def _export_again(self, move: rows.Move) -> None:
         try:
             self._steps.run(context.get_admin_context(), move.transfer,
-                            ['export_source'])
+                            [table.EXPORT_SOURCE.name])
         except Exception as error:
             LOG.error('The source of move %(move)s is not exported: '
                       '%(error)s', {'move': move.move_id, 'error': error})

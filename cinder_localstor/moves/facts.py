@@ -25,9 +25,6 @@ Answer = TypeVar('Answer')
 # Ids of moves that copy to a node, and of those that could
 Arriving = tuple[set[str], set[str]]
 Devices = dict[str, interface.Device]
-# The steps after which a copy has to be gone, by the fact that says so
-GIVEN_UP = {'source_gone': 'delete_source',
-            'destination_gone': 'delete_destination'}
 
 
 class Turns:
@@ -172,9 +169,10 @@ class Look:
             described = move.transfer
             names |= {copy for copy, at, step in (
                 (described.source_name, described.source_host,
-                 'delete_source'),
+                 table.DELETE_SOURCE),
                 (described.destination_name, described.destination_host,
-                 'delete_destination')) if at == host and step in move.done}
+                 table.DELETE_DESTINATION))
+                if at == host and step.is_done(move)}
         return name in self._once(
             ('remaining', host),
             lambda: self.tools.remaining(host, sorted(names)))
@@ -191,7 +189,7 @@ class Look:
             if (move.state == table.State.MIGRATING
                     and move.transfer.destination_host == self.tools.host
                     and self.is_connected(move)):
-                started = table.START_HYDRATION.name in move.done
+                started = table.START_HYDRATION.is_done(move)
                 (hydrating if started else waiting).add(move.move_id)
         return hydrating, waiting
 
@@ -214,86 +212,87 @@ class Facts:
     def __init__(self, move: rows.Move, look: Look) -> None:
         self._move = move
         self._look = look
-        self._found: dict[str, bool] = {}
+        self._found: dict[table.Fact, bool] = {}
 
-    def holds(self, name: str) -> bool:
+    def holds(self, fact: table.Fact) -> bool:
         """Whether a fact of the table is true."""
-        if name not in self._found:
-            self._found[name] = getattr(self, '_' + name)()
-        return self._found[name]
+        if fact not in self._found:
+            self._found[fact] = self._read(fact)
+        return self._found[fact]
 
-    def _ready(self) -> bool:
-        steps = table.TABLE[table.State(self._move.state)].steps
-        return all(step.name in self._move.done for step in steps)
+    def _read(self, fact: table.Fact) -> bool:
+        move, look = self._move, self._look
+        match fact:
+            case table.Fact.READY:
+                steps = table.TABLE[table.State(move.state)].steps
+                return all(step.is_done(move) for step in steps)
+            case table.Fact.WANTED:
+                return bool(self._attachments() - set(move.leaving))
+            case table.Fact.DESTINATION_LEFT:
+                return not self._attachments() - set(move.leaving)
+            case table.Fact.SOURCE_LEFT:
+                return not self._attachments() & set(move.leaving)
+            case table.Fact.UNTOUCHED:
+                progress = look.progress(move)
+                return (progress.hydration is engine.Hydration.OFF
+                        and progress.local == 0)
+            case table.Fact.WRITTEN:
+                return look.progress(move).local > 0
+            case table.Fact.ALL_LOCAL:
+                return (look.progress(move).hydration
+                        is engine.Hydration.DONE)
+            case table.Fact.SOURCE_UNUSED:
+                return not look.is_source_used(move)
+            case table.Fact.MAY_COPY:
+                return self._may_copy()
+            case table.Fact.TURN:
+                return look.take_turn(move)
+            case table.Fact.SOURCE_FREE:
+                return self._is_source_free()
+            case table.Fact.PASSED_ON:
+                return self._is_passed_on()
+            case table.Fact.SOURCE_GONE:
+                return self._is_gone(fact, table.DELETE_SOURCE,
+                                     move.transfer.source_host,
+                                     move.transfer.source_name)
+            case table.Fact.DESTINATION_GONE:
+                return self._is_gone(fact, table.DELETE_DESTINATION,
+                                     move.transfer.destination_host,
+                                     move.transfer.destination_name)
 
     def _attachments(self) -> set[str]:
         return self._look.attachments(self._move.volume_id)
 
-    def _wanted(self) -> bool:
-        return not self._destination_left()
-
-    def _source_left(self) -> bool:
-        return not self._attachments().intersection(self._move.leaving)
-
-    def _destination_left(self) -> bool:
-        return not self._attachments().difference(self._move.leaving)
-
-    def _untouched(self) -> bool:
-        progress = self._look.progress(self._move)
-        return (progress.hydration is engine.Hydration.OFF
-                and progress.local == 0)
-
-    def _all_local(self) -> bool:
-        return (self._look.progress(self._move).hydration
-                is engine.Hydration.DONE)
-
-    def _written(self) -> bool:
-        return self._look.progress(self._move).local > 0
-
-    def _source_unused(self) -> bool:
-        return not self._look.is_source_used(self._move)
-
     def _may_copy(self) -> bool:
-        sealed = all('seal_source' in other.done
+        sealed = all(table.SEAL_SOURCE.is_done(other)
                      for other in self._look.others(self._move)
                      if other.state == table.State.MIGRATING
                      and other.transfer.generation
                      < self._move.transfer.generation)
         return sealed and self._look.tools.arriving.space.has_room()
 
-    def _source_free(self) -> bool:
+    def _is_source_free(self) -> bool:
         copy = self._move.transfer.source_name
         others = self._look.others(self._move)
         arrives = any(other.transfer.destination_name == copy
-                      and not set(table.LETS_GO).intersection(other.done)
+                      and not table.has_let_go(other)
                       for other in others)
         read = any(other.transfer.source_name == copy
-                   and 'unexport_source' not in other.done
+                   and not table.UNEXPORT_SOURCE.is_done(other)
                    for other in others)
         return not arrives and not read
 
-    def _turn(self) -> bool:
-        return self._look.take_turn(self._move)
-
-    def _passed_on(self) -> bool:
+    def _is_passed_on(self) -> bool:
         copy = self._move.transfer.destination_name
         return any(other.transfer.source_name == copy
                    and other.state in (table.State.COMPLETING,
                                        table.State.DISCARDING)
-                   and 'unexport_source' in other.done
+                   and table.UNEXPORT_SOURCE.is_done(other)
                    for other in self._look.beside(self._move))
 
-    def _source_gone(self) -> bool:
-        return self._is_gone('source_gone', self._move.transfer.source_host,
-                             self._move.transfer.source_name)
-
-    def _destination_gone(self) -> bool:
-        return self._is_gone('destination_gone',
-                             self._move.transfer.destination_host,
-                             self._move.transfer.destination_name)
-
-    def _is_gone(self, fact: str, host: str, name: str) -> bool:
+    def _is_gone(self, fact: table.Fact, given_up: table.Step, host: str,
+                 name: str) -> bool:
         # An operator may have said so, of a node that is lost for good.
-        return (fact in self._move.done
-                or GIVEN_UP[fact] in self._move.done
+        return (fact.value in self._move.done
+                or given_up.is_done(self._move)
                 and not self._look.is_left(host, name))

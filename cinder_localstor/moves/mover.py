@@ -238,7 +238,8 @@ class Mover:
             if move.state == table.State.ABORTING:
                 # What is left of it on the peer is removed anyway.  Only its
                 # export is in the way.
-                self._steps.run(ctxt, move.transfer, ['unexport_source'])
+                self._steps.run(ctxt, move.transfer,
+                                [table.UNEXPORT_SOURCE.name])
         if last is not None and last.state != table.State.DISCARDING:
             last = rows.change_state(ctxt, last, table.State.DISCARDING.value)
         return last

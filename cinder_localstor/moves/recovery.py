@@ -34,7 +34,7 @@ class Recovery:
         moves = rows.for_host(ctxt, self.host)
         arriving = {move.transfer.destination_name for move in moves
                     if move.transfer.destination_host == self.host
-                    and not set(table.LETS_GO).intersection(move.done)}
+                    and not table.has_let_go(move)}
         standing = [handles.Standing(name, volume_id, generation)
                     for name, volume_id, generation
                     in rows.standing_copies(ctxt, self.host)]
@@ -62,6 +62,6 @@ class Recovery:
 
     def _needs_source(self, move: rows.Move) -> bool:
         return (move.transfer.source_host == self.host
-                and 'delete_source' not in move.done
+                and not table.DELETE_SOURCE.is_done(move)
                 and move.state not in (table.State.COMPLETING,
                                        table.State.DISCARDING))

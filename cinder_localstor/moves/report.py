@@ -427,7 +427,7 @@ class _Judge:
                 stalled = self._is_stalled(move, progress)
         return Running(move_id=move.move_id, peer=peer, state=move.state,
                        since=move.since,
-                       done=sum(step.name in move.done for step in steps),
+                       done=sum(step.is_done(move) for step in steps),
                        steps=len(steps), progress=progress, rate=rate,
                        stalled=stalled)
 
@@ -465,7 +465,7 @@ class _Judge:
         if table.TABLE[table.State(move.state)].serves:
             problems += self._problems_of_serving(move, copy)
             problems += self._problems_of_hydration(move, running.progress)
-        elif 'stand_alone' in move.done:
+        elif table.STAND_ALONE.is_done(move):
             problems += self._problems_of_handle(copy)
         return self._copy(copy.name, copy.volume_id, Role.ARRIVING, problems,
                           running)
@@ -512,7 +512,7 @@ class _Judge:
         elif hydration is engine.Hydration.FAILED:
             yield 'hydration has failed: the region map can not be written'
         elif (hydration is engine.Hydration.OFF
-              and 'start_hydration' in move.done):
+              and table.START_HYDRATION.is_done(move)):
             yield 'hydration has stopped'
 
     def _source_copy(self, move: rows.Move) -> Copy:
@@ -530,8 +530,8 @@ class _Judge:
                 and copy.name not in self._arriving_names()):
             problems += self._problems_of_volume(copy)
             problems += self._problems_of_handle(
-                copy, sealed='seal_source' in move.done)
-        if ((serves or 'export_source' in move.done)
+                copy, sealed=table.SEAL_SOURCE.is_done(move))
+        if ((serves or table.EXPORT_SOURCE.is_done(move))
                 and self.facts.exported is not None
                 and move.move_id not in self.facts.exported):
             problems.append('the source is not exported to %s'

@@ -269,7 +269,7 @@ class Scheduler:
         """
         rate = self._configuration.localstor_hydration_rate * units.Mi
         moves = [move for move in owned
-                 if table.START_HYDRATION.name in move.done]
+                 if table.START_HYDRATION.is_done(move)]
         if (not moves or RATES in self._busy
                 or not rate and not self._node.volumes.thin):
             return

@@ -1,27 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """States of a move, as a table.
 
-======================= ========= ===========================================
-fact                    known by  is true when
-======================= ========= ===========================================
-``ready``               steps     all steps of the state are done
-``wanted``              database  somebody waits for it at the destination
-``source_left``         database  no attachment of before the move is left
-``destination_left``    database  no other attachment is left
-``untouched``           engine    the destination's copy was never written
-``written``             engine    it was
-``source_unused``       source    only the export has its handle open
-``all_local``           engine    every region has arrived
-``may_copy``            both      no copy further back can be written, and
-                                  there is space for what comes
-``turn``                node      it is among as many as may hydrate at a time
-``source_free``         database  no other move uses the source's copy
-``source_gone``         source    its copy is wiped and removed
-``destination_gone``    node      so is the destination's
-``passed_on``           database  the volume has arrived at a third node and
-                                  has given its source, this copy, back
-======================= ========= ===========================================
-
 The owner drives the move: it runs its own steps and asks the peer for the
 others.  It is the node that the user's volume lives on, or lived on before it
 moved on, so no two nodes drive one move.  A state is recorded before its first
@@ -32,8 +11,17 @@ chain, each the source of the next.  What is in the middle is passed on as soon
 as all of it has arrived at the end.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
 import dataclasses
 import enum
+from typing import ClassVar
+
+from cinder_localstor.datapath import destination
+from cinder_localstor.datapath import source
+from cinder_localstor.datapath import transfer
+from cinder_localstor import rows
 
 
 class State(str, enum.Enum):
@@ -65,19 +53,95 @@ class Identity(str, enum.Enum):
     SWITCHES = 'switches'
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """Something that one side does, by the name of its method there.
+class Fact(str, enum.Enum):
+    """What may be true of a move: its word, by whom it is known, and when it
+    is true.
 
-    :ivar when: facts that it waits for, asked for in this order
-    :ivar unused: the method that takes its place as long as no guest was
-        shown the destination's copy
+    :mod:`facts` finds it out.
     """
 
-    side: Side
-    name: str
-    when: tuple[str, ...] = ()
-    unused: str = ''
+    known_by: str
+    meaning: str
+
+    READY = 'ready', 'steps', 'all steps of the state are done'
+    WANTED = 'wanted', 'database', 'somebody waits for it at the destination'
+    SOURCE_LEFT = ('source_left', 'database',
+                   'no attachment of before the move is left')
+    DESTINATION_LEFT = ('destination_left', 'database',
+                        'no other attachment is left')
+    UNTOUCHED = ('untouched', 'engine',
+                 "the destination's copy was never written")
+    WRITTEN = 'written', 'engine', 'it was'
+    SOURCE_UNUSED = ('source_unused', 'source',
+                     'only the export has its handle open')
+    ALL_LOCAL = 'all_local', 'engine', 'every region has arrived'
+    MAY_COPY = ('may_copy', 'both', 'no copy further back can be written, and '
+                'there is space for what comes')
+    TURN = ('turn', 'node',
+            'it is among as many as may hydrate at a time')
+    SOURCE_FREE = ('source_free', 'database',
+                   "no other move uses the source's copy")
+    SOURCE_GONE = ('source_gone', 'source', 'its copy is wiped and removed')
+    DESTINATION_GONE = ('destination_gone', 'node',
+                        "so is the destination's")
+    PASSED_ON = ('passed_on', 'database', 'the volume has arrived at a third '
+                 'node and has given its source, this copy, back')
+
+    def __new__(cls, word: str, known_by: str, meaning: str) -> Fact:
+        fact = str.__new__(cls, word)
+        fact._value_ = word
+        fact.known_by, fact.meaning = known_by, meaning
+        return fact
+
+
+class _Step:
+    """What steps of both sides have in common."""
+
+    do: Callable[..., None]
+
+    @property
+    def name(self) -> str:
+        """That of its method.
+
+        It is recorded when the step is done, and peers ask for the step by
+        it, so it never changes.
+        """
+        return self.do.__name__
+
+    def is_done(self, move: rows.Move) -> bool:
+        """Whether a move has done it in its present state."""
+        return self.name in move.done
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceStep(_Step):
+    """Something that the source does.
+
+    :ivar when: facts that it waits for, asked for in this order
+    """
+
+    side: ClassVar = Side.SOURCE
+    do: Callable[[source.Source, transfer.Transfer], None]
+    when: tuple[Fact, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class DestinationStep(_Step):
+    """Something that the destination does.
+
+    :ivar when: facts that it waits for, asked for in this order
+    :ivar unused: what is done in its place as long as no guest was shown the
+        destination's copy
+    """
+
+    side: ClassVar = Side.DESTINATION
+    do: Callable[[destination.Destination, transfer.Transfer], None]
+    when: tuple[Fact, ...] = ()
+    unused: Callable[[destination.Destination, transfer.Transfer],
+                     None] | None = None
+
+
+Step = SourceStep | DestinationStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +153,7 @@ class Transition:
     """
 
     to: State
-    facts: tuple[str, ...]
+    facts: tuple[Fact, ...]
     identity: Identity = Identity.STAYS
     at_once: bool = False
 
@@ -116,50 +180,59 @@ class Rules:
         return tuple(found for found in self.transitions if found.at_once)
 
 
-def _source(*names: str) -> tuple[Step, ...]:
-    return tuple(Step(Side.SOURCE, name) for name in names)
+EXPORT_SOURCE = SourceStep(source.Source.export_source)
+SEAL_SOURCE = SourceStep(source.Source.seal_source)
+UNEXPORT_SOURCE = SourceStep(source.Source.unexport_source)
+# A copy that another move arrives at, or reads, is not in the way of the
+# volume: it can wait.
+DELETE_SOURCE = SourceStep(source.Source.delete_source,
+                           when=(Fact.SOURCE_FREE,))
 
-
-def _destination(*names: str) -> tuple[Step, ...]:
-    return tuple(Step(Side.DESTINATION, name) for name in names)
-
+CREATE_DESTINATION = DestinationStep(
+    destination.Destination.create_destination)
+CREATE_MAP = DestinationStep(destination.Destination.create_map)
+CONNECT_SOURCE = DestinationStep(destination.Destination.connect_source)
+BUILD_ENGINE = DestinationStep(destination.Destination.build_engine)
+BUILD_HANDLE = DestinationStep(destination.Destination.build_handle)
+RESTORE_HANDLE = DestinationStep(destination.Destination.restore_handle)
+# What is copied through a chain comes from its first copy.
+START_HYDRATION = DestinationStep(destination.Destination.start_hydration,
+                                  when=(Fact.MAY_COPY, Fact.TURN))
+STAND_ALONE = DestinationStep(destination.Destination.stand_alone)
+REMOVE_HANDLE = DestinationStep(destination.Destination.remove_handle)
+REMOVE_ENGINE = DestinationStep(destination.Destination.remove_engine)
+DISCONNECT_SOURCE = DestinationStep(
+    destination.Destination.disconnect_source)
+REMOVE_MAP = DestinationStep(destination.Destination.remove_map)
+KEEP_DESTINATION = DestinationStep(destination.Destination.keep_destination)
+# What was never written needs no wipe.
+DELETE_DESTINATION = DestinationStep(
+    destination.Destination.delete_destination,
+    unused=destination.Destination.remove_unused)
 
 # What a restart of the destination takes away and brings back.
-SERVE = (*_source('export_source'),
-         *_destination('connect_source', 'build_engine', 'restore_handle'))
+SERVE: tuple[Step, ...] = (EXPORT_SOURCE, CONNECT_SOURCE, BUILD_ENGINE,
+                           RESTORE_HANDLE)
 
 # What a source that was away needs before it can be read again.
-RECONNECT = (*_source('export_source'), *_destination('connect_source'))
+RECONNECT: tuple[Step, ...] = (EXPORT_SOURCE, CONNECT_SOURCE)
 
 # Everything that the destination has of a move but its copy.  The session
 # ends first, because an engine can't be removed while it waits for a source
 # that is away.
-DISMANTLE = _destination('remove_handle', 'disconnect_source',
-                         'remove_engine', 'remove_map')
-
-# What is copied through a chain comes from its first copy.
-START_HYDRATION = Step(Side.DESTINATION, 'start_hydration',
-                       when=('may_copy', 'turn'))
-
-# A copy that another move arrives at, or reads, is not in the way of the
-# volume: it can wait.
-DELETE_SOURCE = Step(Side.SOURCE, 'delete_source', when=('source_free',))
-
-# What was never written needs no wipe.
-DELETE_DESTINATION = Step(Side.DESTINATION, 'delete_destination',
-                          unused='remove_unused')
+DISMANTLE: tuple[Step, ...] = (REMOVE_HANDLE, DISCONNECT_SOURCE,
+                               REMOVE_ENGINE, REMOVE_MAP)
 
 TABLE: dict[State, Rules] = {
     State.PREPARING: Rules(
         owner=Side.SOURCE,
-        steps=(*_source('export_source'),
-               *_destination('create_destination', 'create_map',
-                             'connect_source', 'build_engine',
-                             'build_handle')),
+        steps=(EXPORT_SOURCE, CREATE_DESTINATION, CREATE_MAP, CONNECT_SOURCE,
+               BUILD_ENGINE, BUILD_HANDLE),
         transitions=(
-            Transition(State.MIGRATING, ('ready', 'wanted', 'source_left'),
+            Transition(State.MIGRATING,
+                       (Fact.READY, Fact.WANTED, Fact.SOURCE_LEFT),
                        Identity.SWITCHES),
-            Transition(State.STARTING, ('ready', 'wanted'),
+            Transition(State.STARTING, (Fact.READY, Fact.WANTED),
                        Identity.SWITCHES))),
     State.STARTING: Rules(
         owner=Side.DESTINATION,
@@ -167,38 +240,39 @@ TABLE: dict[State, Rules] = {
         transitions=(
             # Never a copy that was written: it may be the only one of what
             # the guest wrote after the switch-over.
-            Transition(State.ABORTING, ('destination_left', 'untouched'),
+            Transition(State.ABORTING,
+                       (Fact.DESTINATION_LEFT, Fact.UNTOUCHED),
                        Identity.SWITCHES),
-            Transition(State.MIGRATING, ('source_left',)),
+            Transition(State.MIGRATING, (Fact.SOURCE_LEFT,)),
             # The guest runs on the destination, though nobody said so.
-            Transition(State.MIGRATING, ('written', 'source_unused'))),
+            Transition(State.MIGRATING,
+                       (Fact.WRITTEN, Fact.SOURCE_UNUSED))),
         serves=True),
     State.MIGRATING: Rules(
         owner=Side.DESTINATION,
-        steps=(*_source('seal_source'), START_HYDRATION),
+        steps=(SEAL_SOURCE, START_HYDRATION),
         transitions=(
-            Transition(State.DISCARDING, ('passed_on',), at_once=True),
-            Transition(State.COMPLETING, ('ready', 'all_local'))),
+            Transition(State.DISCARDING, (Fact.PASSED_ON,), at_once=True),
+            Transition(State.COMPLETING, (Fact.READY, Fact.ALL_LOCAL))),
         serves=True),
     State.COMPLETING: Rules(
         owner=Side.DESTINATION,
-        steps=(*_destination('stand_alone', 'remove_engine',
-                             'disconnect_source', 'remove_map',
-                             'keep_destination'),
-               *_source('unexport_source'), DELETE_SOURCE),
-        transitions=(Transition(State.SUCCESS, ('ready', 'source_gone')),)),
+        steps=(STAND_ALONE, REMOVE_ENGINE, DISCONNECT_SOURCE, REMOVE_MAP,
+               KEEP_DESTINATION, UNEXPORT_SOURCE, DELETE_SOURCE),
+        transitions=(Transition(State.SUCCESS,
+                                (Fact.READY, Fact.SOURCE_GONE)),)),
     State.ABORTING: Rules(
         owner=Side.SOURCE,
-        steps=(*DISMANTLE, DELETE_DESTINATION, *_source('unexport_source')),
+        steps=(*DISMANTLE, DELETE_DESTINATION, UNEXPORT_SOURCE),
         transitions=(Transition(State.ABORTED,
-                                ('ready', 'destination_gone')),)),
+                                (Fact.READY, Fact.DESTINATION_GONE)),)),
     State.DISCARDING: Rules(
         owner=Side.DESTINATION,
-        steps=(*DISMANTLE, DELETE_DESTINATION, *_source('unexport_source'),
+        steps=(*DISMANTLE, DELETE_DESTINATION, UNEXPORT_SOURCE,
                DELETE_SOURCE),
         transitions=(Transition(State.DISCARDED,
-                                ('ready', 'destination_gone',
-                                 'source_gone')),)),
+                                (Fact.READY, Fact.DESTINATION_GONE,
+                                 Fact.SOURCE_GONE)),)),
 }
 
 # In these a guest has the volume, or is about to: they go before all others.
@@ -217,14 +291,17 @@ ABANDONABLE = {State.STARTING: Side.DESTINATION,
                State.DISCARDING: Side.SOURCE}
 
 # The fact that is taken for granted with the steps of a lost node
-LOST = {Side.SOURCE: 'source_gone', Side.DESTINATION: 'destination_gone'}
-
-# Steps after which a move has no more to do with its destination's copy
-LETS_GO = ('keep_destination', 'delete_destination')
+LOST = {Side.SOURCE: Fact.SOURCE_GONE,
+        Side.DESTINATION: Fact.DESTINATION_GONE}
 
 
-def steps_of(state: State) -> frozenset[str]:
-    """Names of all steps that a move may run in a state."""
+def has_let_go(move: rows.Move) -> bool:
+    """Whether a move has no more to do with its destination's copy."""
+    return KEEP_DESTINATION.is_done(move) or DELETE_DESTINATION.is_done(move)
+
+
+def steps_of(state: State) -> dict[str, Step]:
+    """All steps that a move may run in a state, by name."""
     rules = TABLE[state]
-    return frozenset(step.name for step in rules.steps
-                     + ((*SERVE, *RECONNECT) if rules.serves else ()))
+    return {step.name: step for step in rules.steps
+            + ((*SERVE, *RECONNECT) if rules.serves else ())}

@@ -3,6 +3,8 @@
 
 ``localstor-states``
     States, owners, steps and transitions of a move.
+``localstor-facts``
+    What may be true of a move, and who knows it.
 ``localstor-steps``
     What each step does, and on which side.
 ``localstor-operations``
@@ -19,8 +21,6 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util import docutils
 
-from cinder_localstor.datapath import destination
-from cinder_localstor.datapath import source
 from cinder_localstor import exception
 from cinder_localstor.moves import gate
 from cinder_localstor.moves import table
@@ -29,9 +29,6 @@ from cinder_localstor.moves import table
 PLACEHOLDER = re.compile(r'%\((\w+)\)[sdr]')
 # What docstrings put in quotes
 QUOTED = re.compile(r'``?([^`]+)``?')
-
-SIDES = {table.Side.SOURCE: source.Source,
-         table.Side.DESTINATION: destination.Destination}
 
 # A cell: paragraphs of words, each word with the node that shows it
 Cell = list[list[nodes.Node]]
@@ -139,10 +136,20 @@ class States(docutils.SphinxDirective):
 
     def _leads(self, transition: table.Transition) -> list[nodes.Node]:
         words = [_literal(transition.to.value), nodes.Text(' when '),
-                 *_literals(transition.facts)]
+                 *_literals(tuple(fact.value for fact in transition.facts))]
         if transition.identity is table.Identity.SWITCHES:
             words.append(nodes.Text('; the rows change places'))
         return words
+
+
+class Facts(docutils.SphinxDirective):
+    """The table of facts."""
+
+    def run(self) -> list[nodes.Node]:
+        """Make it."""
+        return [_table((24, 14, 62), ('Fact', 'Known by', 'Is true when'), [
+            ([[_literal(fact.value)]], [_text(fact.known_by)],
+             [_text(fact.meaning)]) for fact in table.Fact])]
 
 
 class Steps(docutils.SphinxDirective):
@@ -152,7 +159,7 @@ class Steps(docutils.SphinxDirective):
         """Make it."""
         return [_table((24, 16, 60), ('Step', 'On', 'What it does'), [
             ([[_literal(step.name)]], [_text(step.side.value)],
-             [_text(summary(getattr(SIDES[step.side], step.name)))])
+             [_text(summary(step.do))])
             for step in steps()])]
 
 
@@ -190,6 +197,7 @@ class Errors(docutils.SphinxDirective):
 def setup(app: Sphinx) -> dict[str, Any]:
     """Make the directives known."""
     app.add_directive('localstor-states', States)
+    app.add_directive('localstor-facts', Facts)
     app.add_directive('localstor-steps', Steps)
     app.add_directive('localstor-operations', Operations)
     app.add_directive('localstor-errors', Errors)

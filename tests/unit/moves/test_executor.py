@@ -2,9 +2,11 @@
 
 from unittest import mock
 
+from cinder_localstor.datapath import source
 from cinder_localstor import exception
 from cinder_localstor.moves import executor
 from cinder_localstor.moves import table
+from cinder_localstor.node import simulated
 from cinder_localstor import rows
 from tests.unit import base
 
@@ -54,19 +56,14 @@ class ExecutorTest(base.TestCase):
 
     def test_steps_after_one_that_failed_are_not_done(self):
         move = self.begun()
-        runner = self.executor(base.A)._steps
-        ran = []
-
-        def fail(_move):
-            ran.append('export_source')
-            raise exception.LocalStorException(reason='no')
-        source = runner._sides[table.Side.SOURCE]
-        with mock.patch.object(source, 'export_source', fail), \
-                mock.patch.object(source, 'seal_source', ran.append):
-            self.assertRaises(exception.LocalStorException, runner.run,
-                              self.ctxt, move.transfer,
-                              ['export_source', 'seal_source'])
-        self.assertEqual(['export_source'], ran)
+        faults = self.cloud.nodes[base.A].faults
+        faults.forget()
+        faults.plan = simulated.Call('SimulatedTarget.export', 0,
+                                     simulated.Fault.ERROR)
+        self.assertRaises(exception.LocalStorException,
+                          self.executor(base.A)._steps.run, self.ctxt,
+                          move.transfer, ['export_source', 'seal_source'])
+        self.assertEqual('SimulatedTarget.export', faults.seen[-1][0])
 
     def test_step_of_another_state_is_refused(self):
         # A late one could bring back what the move has taken away since.
@@ -118,14 +115,16 @@ class AtOnceTest(base.TestCase):
     def setUp(self):
         super().setUp()
         self.inside = base.Inside()
-        self.move = mock.Mock(move_id='m', state='migrating', done=())
+        self.move = mock.Mock(move_id='m', source_name='copy',
+                              state='migrating', done=())
         # The database of the tests is that of one thread.
         self.get = self.patch('cinder_localstor.rows.get',
                               return_value=self.move)
 
-    def runner(self, export_source):
-        return executor.StepRunner(mock.Mock(export_source=export_source),
-                                   mock.Mock())
+    def runner(self, export):
+        node = mock.Mock()
+        node.target.export.side_effect = export
+        return executor.StepRunner(source.Source(node), mock.Mock())
 
     def test_repeated_request_waits_for_the_first(self):
         runner = self.runner(self.inside)
@@ -134,11 +133,11 @@ class AtOnceTest(base.TestCase):
         self.assertEqual(([None, None], 1), (errors, self.inside.most))
 
     def test_repeated_request_finds_what_has_changed_meanwhile(self):
-        def export_source(move):
+        def export(*_args):
             self.inside()
             self.get.return_value = None
 
-        runner = self.runner(export_source)
+        runner = self.runner(export)
         errors = base.at_once(*2 * [lambda: runner.run(
             self.ctxt, self.move, ['export_source'])])
         self.assertEqual({type(None), exception.StepTooLate},
@@ -147,7 +146,8 @@ class AtOnceTest(base.TestCase):
     def test_steps_of_two_moves_do_not_wait_for_each_other(self):
         runner = self.runner(self.inside)
         base.at_once(*[lambda move_id=move_id: runner.run(
-            self.ctxt, mock.Mock(move_id=move_id), ['export_source'])
+            self.ctxt, mock.Mock(move_id=move_id, source_name='copy'),
+            ['export_source'])
             for move_id in 'mn'])
         self.assertEqual(2, self.inside.most)
 

@@ -6,6 +6,7 @@ import ddt
 
 from cinder_localstor.datapath import engine
 from cinder_localstor.moves import facts
+from cinder_localstor.moves import table
 from cinder_localstor import rows
 from tests.unit import base
 
@@ -13,6 +14,8 @@ OFF, RUNNING, DIFFERS, DONE, FAILED, MISSING = (
     engine.Hydration.OFF, engine.Hydration.RUNNING,
     engine.Hydration.DIFFERS, engine.Hydration.DONE,
     engine.Hydration.FAILED, engine.Hydration.MISSING)
+
+Fact = table.Fact
 
 
 @ddt.ddt
@@ -45,31 +48,31 @@ class FactsTest(base.TestCase):
     def test_who_has_left(self, attached, leaving, source, destination):
         found = self.facts(attached=attached, leaving=leaving)
         self.assertEqual((source, destination), (
-            found.holds('source_left'), found.holds('destination_left')))
+            found.holds(Fact.SOURCE_LEFT), found.holds(Fact.DESTINATION_LEFT)))
 
     @ddt.data((('old',), ('old',), False), (('new',), ('old',), True),
               (('new',), (), True), ((), (), False))
     @ddt.unpack
     def test_wanted(self, attached, leaving, expected):
         found = self.facts(attached=attached, leaving=leaving)
-        self.assertEqual(expected, found.holds('wanted'))
+        self.assertEqual(expected, found.holds(Fact.WANTED))
 
     @ddt.data((0, False), (1, True))
     @ddt.unpack
     def test_written(self, local, expected):
-        self.assertEqual(expected, self.facts(OFF, local).holds('written'))
+        self.assertEqual(expected, self.facts(OFF, local).holds(Fact.WRITTEN))
 
     @ddt.data(True, False)
     def test_source_unused(self, used):
         self.assertEqual(not used,
-                         self.facts(used=used).holds('source_unused'))
+                         self.facts(used=used).holds(Fact.SOURCE_UNUSED))
 
     @ddt.data((OFF, 0, True), (OFF, 1, False), (RUNNING, 0, False),
               (MISSING, 0, False), (FAILED, 0, False), (DONE, 100, False))
     @ddt.unpack
     def test_untouched(self, hydration, local, expected):
         self.assertEqual(expected,
-                         self.facts(hydration, local).holds('untouched'))
+                         self.facts(hydration, local).holds(Fact.UNTOUCHED))
 
     @ddt.data((OFF, False), (RUNNING, False), (DIFFERS, False), (DONE, True),
               (FAILED, False), (MISSING, False))
@@ -77,22 +80,22 @@ class FactsTest(base.TestCase):
     def test_all_local(self, hydration, expected):
         # Bytes that say 100% of a broken engine are no arrival.
         self.assertEqual(expected,
-                         self.facts(hydration, 100).holds('all_local'))
+                         self.facts(hydration, 100).holds(Fact.ALL_LOCAL))
 
     @ddt.data(((), False), (('seal_source',), False),
               (('seal_source', 'start_hydration'), True))
     @ddt.unpack
     def test_ready(self, done, expected):
-        self.assertEqual(expected, self.facts(done=done).holds('ready'))
+        self.assertEqual(expected, self.facts(done=done).holds(Fact.READY))
 
     def test_state_without_steps_is_ready(self):
-        self.assertTrue(self.facts(state='starting').holds('ready'))
+        self.assertTrue(self.facts(state='starting').holds(Fact.READY))
 
     def test_fact_is_read_once_and_only_when_asked_for(self):
         found = self.facts()
         self.devices.assert_not_called()
         for _time in range(2):
-            found.holds('all_local')
+            found.holds(Fact.ALL_LOCAL)
         self.devices.assert_called_once_with()
         rows.attached.assert_not_called()
 
@@ -103,13 +106,13 @@ class FactsTest(base.TestCase):
     @ddt.unpack
     def test_source_gone(self, done, left, expected):
         found = self.facts(state='completing', done=done, left=left)
-        self.assertEqual(expected, found.holds('source_gone'))
+        self.assertEqual(expected, found.holds(Fact.SOURCE_GONE))
 
     def test_all_copies_of_a_peer_are_asked_for_at_once(self):
         found = self.facts(state='discarding', done=(
             'delete_source', 'delete_destination'), left=('new copy',))
-        self.assertFalse(found.holds('destination_gone'))
-        self.assertTrue(found.holds('source_gone'))
+        self.assertFalse(found.holds(Fact.DESTINATION_GONE))
+        self.assertTrue(found.holds(Fact.SOURCE_GONE))
         self.assertEqual([mock.call(base.B, ['new copy']),
                           mock.call(base.A, ['old copy'])],
                          self.remaining.call_args_list)
