@@ -8,6 +8,7 @@ import dataclasses
 
 from oslo_concurrency import lockutils
 from oslo_log import log as logging
+from oslo_utils import excutils
 import tenacity
 
 from cinder_localstor.datapath import transfer
@@ -71,14 +72,31 @@ class Handles:
         return self._node.device_mapper.path(handle_name(copy))
 
     def create(self, standing: Standing, size: int) -> None:
-        """Make a logical volume of `size` bytes and its handle.
+        """Make a logical volume of `size` bytes and its handle, or neither.
 
         :raises NotEnoughSpace: the volume group is too full
         """
         tags = transfer.tags(volume=standing.volume_id,
                              generation=standing.generation)
-        self._node.volumes.create(standing.name, size, tags)
-        self._lay(interface.LogicalVolume(standing.name, size, tags))
+        was_there = self._node.volumes.is_active(standing.name)
+        try:
+            self._node.volumes.create(standing.name, size, tags)
+            self._lay(interface.LogicalVolume(standing.name, size, tags))
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                # Cinder may make the volume on another node instead, and
+                # never ask this one to delete it.
+                if not was_there:
+                    self._take_back(standing.name)
+
+    def _take_back(self, name: str) -> None:
+        """Remove a volume that nobody was ever shown, if that can be."""
+        try:
+            self._node.device_mapper.remove(handle_name(name))
+            self._node.volumes.remove(name)
+        except Exception as error:
+            LOG.error('What was made of %(name)s is left over: %(error)s',
+                      {'name': name, 'error': error})
 
     def delete(self, name: str) -> None:
         """Remove a handle, and have its logical volume wiped and removed.

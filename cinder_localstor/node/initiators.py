@@ -111,14 +111,14 @@ class OpenISCSIInitiator(interface.Initiator):
                 if session.disk and session.state == LOGGED_IN}
 
     def connect(self, export: interface.Export) -> str:
-        secrets.hide(export.password)
+        secrets.hide(export.iqn, export.password)
         device = self.connected().get(export.iqn)
         if not device:
             self._knock(export)
             if export.iqn in sessions():
                 # open-iscsi does not get over every loss of a target by
                 # itself and fails what waits for it in the end.
-                self.disconnect(export)
+                self._log_out(export)
             self._log_in(export)
             device = self._wait_for_disk(export)
         if not device:
@@ -149,7 +149,7 @@ class OpenISCSIInitiator(interface.Initiator):
         else:
             return
         # The record holds the secret. The error may not: it goes to the peer.
-        self.disconnect(export)
+        self._log_out(export)
         raise exception.SourceUnreachable(
             host=self.host, iqn=export.iqn, portal=export.portal,
             reason=reason)
@@ -182,7 +182,11 @@ class OpenISCSIInitiator(interface.Initiator):
                 expected=export.serial, iqn=export.iqn)
 
     def disconnect(self, export: interface.Export) -> None:
-        """Log out and forget the target."""
+        """Log out and forget the target, with its secret."""
+        self._log_out(export)
+        secrets.forget(export.iqn)
+
+    def _log_out(self, export: interface.Export) -> None:
         target = _target(export)
         if export.iqn in sessions():
             self._command.run(*target, '--logout')

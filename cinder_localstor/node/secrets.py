@@ -9,7 +9,8 @@ know what to look for.
 import logging
 import threading
 
-_secrets: set[str] = set()
+# By the name of the export
+_secrets: dict[str, str] = {}
 _lock = threading.Lock()
 
 MASK = '***'
@@ -36,17 +37,17 @@ class MaskingFilter(logging.Filter):
 
 def mask(text: str) -> str:
     """The text without any known secret."""
-    for secret in tuple(_secrets):
+    for secret in tuple(_secrets.values()):
         text = text.replace(secret, MASK)
     return text
 
 
-def hide(secret: str) -> None:
-    """Never let this secret be logged by this process."""
+def hide(iqn: str, secret: str) -> None:
+    """Let the secret of an export not be logged by this process."""
     if not secret:
         return
     with _lock:
-        _secrets.add(secret)
+        _secrets[iqn] = secret
         # On the handlers, not on a logger: a logger's filter is not asked
         # for the records of its children.
         for handler in logging.getLogger().handlers:
@@ -55,7 +56,7 @@ def hide(secret: str) -> None:
                 handler.addFilter(MaskingFilter())
 
 
-def forget(secret: str) -> None:
-    """The secret is of no use any more."""
+def forget(iqn: str) -> None:
+    """The secret of an export is of no use any more."""
     with _lock:
-        _secrets.discard(secret)
+        _secrets.pop(iqn, None)

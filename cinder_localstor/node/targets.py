@@ -102,11 +102,14 @@ class _IscsiTarget(interface.SourceTarget):
                 self._configuration.target_ip_address),
             self._configuration.target_port)
 
+    def _iqn(self, move_id: str) -> str:
+        return self._configuration.target_prefix + PREFIX + move_id
+
     def describe(self, move_id: str, initiator: str, address: str
                  ) -> interface.Export:
         return interface.Export(
             portal=self.portal(),
-            iqn=self._configuration.target_prefix + PREFIX + move_id,
+            iqn=self._iqn(move_id),
             lun=self.lun, serial=move_id,
             initiator=initiator, address=address,
             username=volume_utils.generate_username(),
@@ -124,7 +127,7 @@ class TgtSourceTarget(_IscsiTarget):
 
     def export(self, move_id: str, device: str, export: interface.Export
                ) -> None:
-        secrets.hide(export.password)
+        secrets.hide(export.iqn, export.password)
         if move_id not in self.exported():
             driver = _TgtOfMove(self._configuration, export)
             driver.create_iscsi_target(export.iqn, 0, self.lun, device,
@@ -144,6 +147,7 @@ class TgtSourceTarget(_IscsiTarget):
             # noticed it gives up at our access rule.
             self._command.run(*TGTADM, '--op', 'delete', '--force',
                               '--tid', str(number))
+        secrets.forget(self._iqn(move_id))
 
     def exported(self) -> set[str]:
         return set(parse_numbers(self._show()))
@@ -162,13 +166,14 @@ class LioSourceTarget(_IscsiTarget):
 
     def export(self, move_id: str, device: str, export: interface.Export
                ) -> None:
-        secrets.hide(export.password)
+        secrets.hide(export.iqn, export.password)
         self._ask(lio.export, export, device)
 
     def unexport(self, move_id: str) -> None:
         for iqn in lio.remains():
             if iqn.endswith(PREFIX + move_id):
                 self._ask(lio.unexport, iqn)
+        secrets.forget(self._iqn(move_id))
 
     def _ask(self, function: Callable[..., None], *arguments: Any) -> None:
         """:raises CommandFailed: LIO can't, or does not answer in time"""

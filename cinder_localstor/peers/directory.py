@@ -34,6 +34,11 @@ def own_identity(extra: tuple[str, ...] = ()) -> list[str]:
                   if name and not name.startswith('localhost'))
 
 
+def _backend(host: str) -> str:
+    """What all peers have in common: ``@backend``, or nothing."""
+    return ''.join(host.partition('@')[1:])
+
+
 def down(ctxt: context.RequestContext) -> set[str]:
     """Hosts of the volume services that are down."""
     return {service.host for service in objects.ServiceList.get_all(
@@ -45,12 +50,12 @@ class Directory:
 
     def __init__(self, host: str, host_map: dict[str, str],
                  ask: Callable[[str], list[str]]) -> None:
-        """:param host: ``host@backend`` of this node
+        """:param host: ``host@backend`` of this node, or ``host``
         :param host_map: hosts of volume services by connector host or ip
         :param ask: what a peer says of itself, see :func:`own_identity`
         """
         self.host = host
-        self._name, self._backend = host.split('@', 1)
+        self._backend = _backend(host)
         self._host_map = host_map
         self._ask = ask
         self._identities: dict[str, tuple[float, list[str]]] = {}
@@ -61,7 +66,7 @@ class Directory:
         found = objects.ServiceList.get_all(
             ctxt.elevated(), {'binary': 'cinder-volume'})
         return {service.host: service for service in found
-                if service.host.partition('@')[2] == self._backend}
+                if _backend(service.host) == self._backend}
 
     def find(self, ctxt: context.RequestContext, connector: dict[str, Any]
              ) -> str | None:
@@ -75,7 +80,7 @@ class Directory:
             raise exception.InvalidConnector()
         services = self.services(ctxt)
         for value in wanted:
-            peer = '%s@%s' % (self._host_map.get(value, value), self._backend)
+            peer = self._host_map.get(value, value) + self._backend
             if peer in services:
                 return peer
         for peer, service in services.items():

@@ -62,6 +62,29 @@ class LifeTest(ManagerTestCase):
         self.assert_nothing_left()
 
 
+class CreateTest(ManagerTestCase):
+
+    def test_volume_without_a_handle_leaves_nothing(self):
+        # Cinder would try it on another node then.
+        mapper = self.cloud.nodes[A].device_mapper
+        with mock.patch.object(mapper, 'create', side_effect=(
+                exception.CommandFailed(command='dmsetup create', host='a',
+                                        reason='no memory'))):
+            volume = self.cloud.create()
+        self.assertEqual('error', volume.status)
+        self.assert_nothing_left(self.volume)
+
+    def test_volume_that_is_there_is_never_taken_back(self):
+        mapper = self.cloud.nodes[A].device_mapper
+        with mock.patch.object(mapper, 'reload', side_effect=(
+                exception.CommandFailed(command='dmsetup reload', host='a',
+                                        reason='no memory'))):
+            self.assertRaises(
+                exception.CommandFailed,
+                self.cloud.driver(self.volume).create_volume, self.volume)
+        self.assert_whole()
+
+
 class DeleteTest(ManagerTestCase):
     """A delete in the middle of a move."""
 

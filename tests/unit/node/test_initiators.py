@@ -99,7 +99,7 @@ class SessionsTest(unittest.TestCase):
 class OpenISCSITest(unittest.TestCase):
 
     def setUp(self):
-        self.addCleanup(secrets.forget, PASSWORD)
+        self.addCleanup(secrets.forget, IQN)
         self.command = fakes.FakeCommands()
         self.initiator = initiators.OpenISCSIInitiator(self.command)
         self.sessions = {}
@@ -232,6 +232,13 @@ class OpenISCSITest(unittest.TestCase):
         self.assertEqual([True, True], [
             line.endswith(end) for line, end
             in zip(self.command.ran, ('--logout', '--op delete'))])
+
+    def test_secret_is_hidden_till_the_end_of_the_connection(self):
+        self.log_in(state='FAILED')
+        self.connect()
+        self.assertNotIn(PASSWORD, secrets.mask(PASSWORD))
+        self.initiator.disconnect(EXPORT)
+        self.assertEqual(PASSWORD, secrets.mask(PASSWORD))
 
     def test_disconnect_forgets_a_target_without_a_session(self):
         self.initiator.disconnect(EXPORT)

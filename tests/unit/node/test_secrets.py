@@ -6,13 +6,14 @@ import unittest
 
 from cinder_localstor.node import secrets
 
+IQN = 'iqn.2010-10.org.openstack:localstor-x'
 SECRET = 'Hush-1234'
 
 
 class MaskTest(unittest.TestCase):
 
     def setUp(self):
-        self.addCleanup(secrets.forget, SECRET)
+        self.addCleanup(secrets.forget, IQN)
         self.out = io.StringIO()
         handler = logging.StreamHandler(self.out)
         handler.setFormatter(logging.Formatter('%(message)s'))
@@ -23,7 +24,7 @@ class MaskTest(unittest.TestCase):
         level = self.log.level
         self.log.setLevel(logging.DEBUG)
         self.addCleanup(self.log.setLevel, level)
-        secrets.hide(SECRET)
+        secrets.hide(IQN, SECRET)
 
     def assert_masked(self):
         self.assertNotIn(SECRET, self.out.getvalue())
@@ -72,7 +73,7 @@ class MaskTest(unittest.TestCase):
         self.assertEqual('x *** y', secrets.mask('x %s y' % SECRET))
 
     def test_nothing_is_masked_by_an_empty_secret(self):
-        secrets.hide('')
+        secrets.hide('another', '')
         self.assertEqual('abc', secrets.mask('abc'))
 
     def test_handler_that_comes_later_is_covered_by_the_next_secret(self):
@@ -80,17 +81,17 @@ class MaskTest(unittest.TestCase):
         handler = logging.StreamHandler(out)
         logging.getLogger().addHandler(handler)
         self.addCleanup(logging.getLogger().removeHandler, handler)
-        secrets.hide(SECRET)
+        secrets.hide(IQN, SECRET)
         self.log.debug(SECRET)
         self.assertNotIn(SECRET, out.getvalue())
 
     def test_each_handler_is_filtered_once(self):
         for _time in range(3):
-            secrets.hide(SECRET)
+            secrets.hide(IQN, SECRET)
         for handler in logging.getLogger().handlers:
             self.assertEqual(1, sum(isinstance(found, secrets.MaskingFilter)
                                     for found in handler.filters))
 
     def test_forgotten_secret_is_no_longer_looked_for(self):
-        secrets.forget(SECRET)
+        secrets.forget(IQN)
         self.assertEqual(SECRET, secrets.mask(SECRET))

@@ -12,6 +12,7 @@ from oslo_privsep import comm
 import rtslib_fb
 
 from cinder_localstor import exception
+from cinder_localstor.node import secrets
 from cinder_localstor.node import targets
 from tests.unit import base
 from tests.unit.node import fakes
@@ -68,6 +69,14 @@ class TargetTestCase(base.TestCase):
         self.override('volumes_dir', self.directory)
         self.override('target_prefix', 'iqn.2010-10.org.openstack:')
         self.command = fakes.FakeCommands()
+
+    def assert_secret_is_hidden_till_the_export_ends(self):
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.described)
+        self.assertNotIn(self.described.password,
+                         secrets.mask(self.described.password))
+        self.target.unexport(MOVE)
+        self.assertEqual(self.described.password,
+                         secrets.mask(self.described.password))
 
     def assert_secret_is_in_no_log(self):
         out = io.StringIO()
@@ -190,6 +199,9 @@ class TgtTest(TargetTestCase):
     def test_secret_is_in_no_log(self):
         self.assert_secret_is_in_no_log()
 
+    def test_secret_is_hidden_till_the_export_ends(self):
+        self.assert_secret_is_hidden_till_the_export_ends()
+
 
 @ddt.ddt
 class LioTest(TargetTestCase):
@@ -214,6 +226,9 @@ class LioTest(TargetTestCase):
 
     def test_secret_is_in_no_log(self):
         self.assert_secret_is_in_no_log()
+
+    def test_secret_is_hidden_till_the_export_ends(self):
+        self.assert_secret_is_hidden_till_the_export_ends()
 
     def test_whatever_there_is_of_an_export_is_removed(self):
         self.remains.return_value = {

@@ -69,6 +69,11 @@ class FindTest(DirectoryTestCase):
         self.directory = self.make(strange='c')
         self.assertIsNone(self.find(host='strange'))
 
+    def test_backend_without_a_name_finds_its_peers(self):
+        self.directory = directory.Directory('d', {}, self.ask)
+        self.assertEqual('d', self.find(host='d'))
+        self.assertEqual({'d'}, set(self.directory.services(self.ctxt)))
+
     def test_services_of_other_backends_are_no_peers(self):
         self.assertEqual({base.A, base.B},
                          set(self.directory.services(self.ctxt)))
