@@ -6,14 +6,16 @@ A move is the row of its shadow volume: ``migration_status`` is
 own mark of a temporary volume, and its admin metadata hold the rest.  The
 user's row stays clean, so that all of Cinder's API works at any moment.
 
-Every change is one transaction.  A change of state names the state that it
-starts from, so that of two that ask for the same only one gets it.
+Every change is one transaction, which names the state that it starts from: of
+two that ask for the same only one gets it, and nothing is noted of a move that
+has gone on, or has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Iterable
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -27,6 +29,7 @@ from cinder.db import models
 from cinder import objects
 from cinder.objects import fields
 from cinder.volume import volume_utils
+from oslo_db import api as oslo_db_api
 from oslo_utils import timeutils
 import sqlalchemy as sa
 
@@ -55,6 +58,10 @@ MOST_CHARACTERS = 255
 # What of an attachment's id is kept where many have to fit into one row
 SHORT_ID = 8
 FIRST_GENERATION = 1
+
+# As Cinder has it for its own transactions: with Galera any of them can be
+# refused at its commit, for another one's sake.
+_retried = oslo_db_api.wrap_db_retry(max_retries=5, retry_on_deadlock=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,6 +280,7 @@ def by_ids(ctxt: context.RequestContext, move_ids: Collection[str]
     return _moves(ctxt, models.Volume.id.in_(move_ids))
 
 
+@_retried
 def change_state(ctxt: context.RequestContext, move: Move, state: str,
                  swap: bool = False) -> Move:
     """Take a move to another state; with `swap` the identities change places.
@@ -281,14 +289,7 @@ def change_state(ctxt: context.RequestContext, move: Move, state: str,
     """
     now = timeutils.utcnow()
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
-        row = models.VolumeAdminMetadata
-        changed = session.query(row).filter(
-            row.volume_id == move.move_id, row.key == STATE,
-            row.value == move.state, row.deleted == sa.false()
-        ).update({'value': state}, synchronize_session=False)
-        if changed != 1:
-            raise exception.MoveChanged(move_id=move.move_id,
-                                        state=move.state)
+        _hold(session, move, state)
         _put(session, move.move_id, SINCE, now.isoformat())
         _put(session, move.move_id, DONE, '')
         _put(session, move.move_id, PROBLEM, '')
@@ -299,6 +300,21 @@ def change_state(ctxt: context.RequestContext, move: Move, state: str,
                                problem='', shown=move.shown or swap)
 
 
+def _hold(session: Any, move: Move, state: str) -> None:
+    """Let a move be in a state for the rest of a transaction.
+
+    :raises MoveChanged: it is not in the state any more that `move` says
+    """
+    row = models.VolumeAdminMetadata
+    changed = session.query(row).filter(
+        row.volume_id == move.move_id, row.key == STATE,
+        row.value == move.state, row.deleted == sa.false()
+    ).update({'value': state}, synchronize_session=False)
+    if changed != 1:
+        raise exception.MoveChanged(move_id=move.move_id, state=move.state)
+
+
+@_retried
 def hand_over(ctxt: context.RequestContext, moves: list[Move],
               volume_id: str) -> None:
     """Let moves be those of another user's volume."""
@@ -343,34 +359,56 @@ def _put(session: Any, volume_id: str, key: str, value: str) -> None:
 
 def record_done(ctxt: context.RequestContext, move: Move,
                 done: tuple[str, ...]) -> Move:
-    """Note that steps of the present state are done, and nothing is wrong."""
-    _record(ctxt, move, DONE, ','.join(done))
-    if move.problem:
-        move = record_problem(ctxt, move, '')
-    return dataclasses.replace(move, done=done)
+    """Note that steps of the present state are done, and nothing is wrong.
+
+    :raises MoveChanged: it is not in the state any more that `move` says
+    """
+    _record(ctxt, move, {DONE: ','.join(done),
+                         **({PROBLEM: ''} if move.problem else {})})
+    return dataclasses.replace(move, done=done, problem='')
 
 
 def record_problem(ctxt: context.RequestContext, move: Move, problem: str
                    ) -> Move:
-    """Note what keeps a move from going on.
+    """Note what keeps a move from going on in its state.
 
     Nothing but this is ever cut to fit.
     """
     problem = problem[:MOST_CHARACTERS]
     if problem != move.problem:
-        _record(ctxt, move, PROBLEM, problem)
+        # What has gone on has other problems, or none.
+        with contextlib.suppress(exception.MoveChanged):
+            _record(ctxt, move, {PROBLEM: problem})
     return dataclasses.replace(move, problem=problem)
 
 
-def _record(ctxt: context.RequestContext, move: Move, key: str, value: str
+@_retried
+def _record(ctxt: context.RequestContext, move: Move, values: dict[str, str]
             ) -> None:
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
-        _put(session, move.move_id, key, value)
+        _hold(session, move, move.state)
+        for key, value in values.items():
+            _put(session, move.move_id, key, value)
 
 
+@_retried
 def forget(ctxt: context.RequestContext, move: Move) -> None:
-    """Remove the shadow row: the move has ended."""
-    db.volume_destroy(ctxt.elevated(), move.move_id)
+    """Remove the shadow row: the move has ended.
+
+    :raises MoveChanged: it is not in the state any more that `move` says
+    """
+    ended = {'deleted': True, 'deleted_at': timeutils.utcnow()}
+    with db.main_context_manager.writer.using(ctxt.elevated()) as session:
+        _hold(session, move, move.state)
+        # Not by Cinder's volume_destroy, which would be tried again alone
+        # after a deadlock, without what it depends on.
+        for row in db.VOLUME_DEPENDENT_MODELS:
+            session.query(row).filter_by(
+                volume_id=move.move_id, deleted=False).update(
+                ended, synchronize_session=False)
+        session.query(models.Volume).filter_by(id=move.move_id).update(
+            {'status': 'deleted', 'migration_status': None, **ended},
+            synchronize_session=False)
 
 
 def forget_export(ctxt: context.RequestContext, volume_id: str) -> None:
@@ -402,6 +440,7 @@ def attached(ctxt: context.RequestContext, volume_ids: Collection[str]
     return found
 
 
+@_retried
 def note_connecting(ctxt: context.RequestContext, volume_id: str,
                     attachment_ids: Iterable[str]) -> None:
     """Note that one of these attachments is being given a connection.

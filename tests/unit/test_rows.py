@@ -5,9 +5,14 @@ from unittest import mock
 
 from cinder import context
 from cinder.db import api as db
+from cinder.db import models
 from cinder import objects
 from cinder.tests.unit import utils as cinder_test_utils
 from cinder.volume import api as volume_api
+import ddt
+from oslo_db import exception as db_exception
+import sqlalchemy as sa
+from sqlalchemy import orm
 
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
@@ -201,6 +206,13 @@ class RecordTest(RowsTestCase):
         rows.record_done(self.ctxt, move, ('a',))
         self.assertEqual('', self.found().problem)
 
+    def test_nothing_is_noted_of_a_state_that_is_over(self):
+        rows.change_state(self.ctxt, self.move, 'discarding')
+        rows.record_problem(self.ctxt, self.move, 'it rains')
+        self.assertRaises(exception.MoveChanged, rows.record_done, self.ctxt,
+                          self.move, ('a',))
+        self.assertEqual(((), ''), (self.found().done, self.found().problem))
+
     def test_long_problem_is_cut(self):
         move = rows.record_problem(self.ctxt, self.move, 'x' * 1000)
         self.assertEqual('x' * 255, self.found().problem)
@@ -221,6 +233,57 @@ class RecordTest(RowsTestCase):
         for rules in table.TABLE.values():
             self.assertLess(len(','.join(step.name for step in rules.steps)),
                             rows.MOST_CHARACTERS)
+
+
+@ddt.ddt
+class DeadlockTest(RowsTestCase):
+    """A cluster of databases refuses a transaction for another one's sake."""
+
+    def setUp(self):
+        super().setUp()
+        self.move = self.begin()
+        self.patch('oslo_db.api.time.sleep')
+        self.refused = 0
+
+    def refuse(self, times):
+        """Let transactions fail when they are committed."""
+        def commit(session):
+            if self.refused < times:
+                self.refused += 1
+                raise db_exception.DBDeadlock()
+        sa.event.listen(orm.Session, 'before_commit', commit)
+        self.addCleanup(sa.event.remove, orm.Session, 'before_commit',
+                        commit)
+
+    CHANGES = (
+        ('swap', lambda ctxt, move: rows.change_state(
+            ctxt, move, 'starting', swap=True)),
+        ('done', lambda ctxt, move: rows.record_done(ctxt, move, ('a',))),
+        ('problem', lambda ctxt, move: rows.record_problem(ctxt, move, 'x')),
+        ('forget', rows.forget),
+        ('noted', lambda ctxt, move: rows.note_connecting(
+            ctxt, move.volume_id, ['a'])),
+        ('handed over', lambda ctxt, move: rows.hand_over(
+            ctxt, [move], move.volume_id)))
+
+    @ddt.data(*CHANGES)
+    @ddt.unpack
+    def test_it_is_tried_again(self, _name, change):
+        self.refuse(2)
+        change(self.ctxt, self.move)
+        self.assertEqual(2, self.refused)
+
+    def test_identities_change_places_once(self):
+        before = self.identity()
+        self.refuse(1)
+        rows.change_state(self.ctxt, self.move, 'starting', swap=True)
+        self.assertEqual(before, self.identity(self.move.move_id))
+        self.assertEqual(2, rows.generation_of(self.ctxt, self.volume.id))
+
+    def test_not_for_ever(self):
+        self.refuse(100)
+        self.assertRaises(db_exception.DBDeadlock, rows.record_done,
+                          self.ctxt, self.move, ('a',))
 
 
 class FindTest(RowsTestCase):
@@ -248,8 +311,39 @@ class FindTest(RowsTestCase):
 
     def test_forgetting_twice_does_no_harm(self):
         move = self.begin()
-        for _time in range(2):
-            rows.forget(self.ctxt, move)
+        rows.forget(self.ctxt, move)
+        self.assertRaises(exception.MoveChanged, rows.forget, self.ctxt,
+                          move)
+        self.refresh()
+
+    def test_move_that_has_gone_on_is_not_forgotten(self):
+        move = self.begin()
+        after = rows.change_state(self.ctxt, move, 'discarding')
+        self.assertRaises(exception.MoveChanged, rows.forget, self.ctxt,
+                          move)
+        self.assertEqual(after, rows.get(self.ctxt, move.move_id))
+
+    def test_nothing_is_left_of_a_forgotten_move(self):
+        move = self.begin()
+        rows.forget(self.ctxt, move)
+        shadow = objects.Volume.get_by_id(
+            self.ctxt.elevated(read_deleted='yes'), move.move_id)
+        self.assertTrue(shadow.deleted)
+        self.assertEqual('deleted', shadow.status)
+        self.assertEqual([], self.noted(move))
+
+    def noted(self, move):
+        with db.main_context_manager.reader.using(self.ctxt) as session:
+            return session.query(models.VolumeAdminMetadata.key).filter_by(
+                volume_id=move.move_id, deleted=False).all()
+
+    def test_nothing_is_noted_of_a_forgotten_move(self):
+        move = self.begin()
+        rows.forget(self.ctxt, move)
+        rows.record_problem(self.ctxt, move, 'it rains')
+        self.assertRaises(exception.MoveChanged, rows.record_done, self.ctxt,
+                          move, ('a',))
+        self.assertEqual([], self.noted(move))
 
     def test_cinders_own_migration_is_no_move(self):
         other = self.make_volume(migration_status='target:x')
