@@ -118,6 +118,17 @@ def _lives_on(host: str) -> Any:
             | (models.Volume.host == host))
 
 
+def allocated(ctxt: context.RequestContext, host: str) -> int:
+    """GiB of all copies on a backend, those of moves among them.
+
+    :param host: ``host@backend``
+    """
+    with db.main_context_manager.reader.using(ctxt) as session:
+        return int(session.query(sa.func.sum(models.Volume.size)).filter(
+            models.Volume.deleted == sa.false(),
+            _lives_on(host)).scalar() or 0)
+
+
 def standing_copies(ctxt: context.RequestContext, host: str
                     ) -> list[tuple[str, str, int]]:
     """Name, volume id and generation of all copies of users' volumes here.

@@ -52,6 +52,19 @@ OPERATIONS = {Connection.LOCAL: gate.Operation.LOCAL,
               Connection.REMOTE: gate.Operation.REMOTE}
 
 
+class Pool(dict):
+    """The statistics of a backend's one pool.
+
+    The volume manager counts what it creates and deletes, which is no move,
+    and puts its sum over what a driver says.
+    """
+
+    def update(self, *others: Any, **values: Any) -> None:
+        """Take all of it but the manager's sum."""
+        super().update(*others, **{
+            **values, 'allocated_capacity_gb': self['allocated_capacity_gb']})
+
+
 @interface.volumedriver
 class LocalStorDriver(driver.VolumeDriver):
     """Volumes on local disks that follow their instance from node to node.
@@ -217,9 +230,11 @@ class LocalStorDriver(driver.VolumeDriver):
             'driver_version': self.VERSION,
             'storage_protocol': constants.ISCSI,
             'shared_targets': False,
-            'pools': [{
+            'pools': [Pool({
                 'pool_name': self._backend_name,
                 'total_capacity_gb': total,
+                'allocated_capacity_gb': rows.allocated(
+                    context.get_admin_context(), self.host),
                 'free_capacity_gb': int(capacity.free / units.Gi * 100) / 100,
                 'provisioned_capacity_gb': round(
                     capacity.provisioned / units.Gi, 2),
@@ -237,7 +252,7 @@ class LocalStorDriver(driver.VolumeDriver):
                 'location_info': 'LocalStorDriver:%s:%s' % (
                     self.host, self.configuration.volume_group),
                 'backend_state': 'up',
-            }],
+            })],
         }
 
     # Groups and backups

@@ -85,6 +85,38 @@ class CreateTest(ManagerTestCase):
         self.assert_whole()
 
 
+class CapacityTest(ManagerTestCase):
+    """What the schedulers hear of how much is allocated."""
+
+    def allocated(self):
+        found = []
+        for host in (A, B):
+            manager = self.cloud.managers[host]
+            with self.cloud.process(host):
+                manager.publish_service_capabilities(self.ctxt)
+            pool, = manager.last_capabilities['pools']
+            found.append(pool['allocated_capacity_gb'])
+        return found
+
+    def test_it_follows_the_volume(self):
+        self.assertEqual([1, 0], self.allocated())
+        attachment = self.cloud.attach(self.volume, B)
+        # The source copy takes its space till the end.
+        self.assertEqual([1, 1], self.allocated())
+        self.cloud.settle()
+        self.assertEqual([0, 1], self.allocated())
+        self.cloud.detach(self.volume, attachment)
+        self.cloud.delete(self.volume)
+        self.assertEqual([0, 0], self.allocated())
+
+    def test_start_in_mid_move_counts_nothing_for_good(self):
+        self.cloud.attach(self.volume, B)
+        self.cloud.reboot(A)
+        self.assertEqual([1, 1], self.allocated())
+        self.cloud.settle()
+        self.assertEqual([0, 1], self.allocated())
+
+
 class DeleteTest(ManagerTestCase):
     """A delete in the middle of a move."""
 
