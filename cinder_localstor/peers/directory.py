@@ -9,6 +9,10 @@ and by the addresses and names that the peers tell of themselves.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent import futures
+import dataclasses
+import math
 import socket
 import time
 from typing import Any
@@ -22,8 +26,13 @@ from cinder_localstor.node import initiators
 
 LOG = logging.getLogger(__name__)
 
+Names = frozenset[str]
 # Seconds that what a peer said of itself is believed
 IDENTITY_LIFETIME = 300
+# Seconds that a peer is not asked again that did not answer
+SILENCE = 30
+# Most of them take no time, and a few all of theirs.
+ASKED_AT_ONCE = 16
 
 
 def own_identity(extra: tuple[str, ...] = ()) -> list[str]:
@@ -45,6 +54,16 @@ def down(ctxt: context.RequestContext) -> set[str]:
         ctxt.elevated(), {'binary': 'cinder-volume'}) if not service.is_up}
 
 
+@dataclasses.dataclass(frozen=True)
+class _Identity:
+    """What a peer said of itself last; it is not asked again before `until`,
+    by the monotonic clock.
+    """
+
+    names: Names = frozenset()
+    until: float = -math.inf
+
+
 class Directory:
     """Finds the peers of a backend."""
 
@@ -58,7 +77,7 @@ class Directory:
         self._backend = _backend(host)
         self._host_map = host_map
         self._ask = ask
-        self._identities: dict[str, tuple[float, list[str]]] = {}
+        self._identities: dict[str, _Identity] = {}
 
     def services(self, ctxt: context.RequestContext
                  ) -> dict[str, objects.Service]:
@@ -83,21 +102,51 @@ class Directory:
             peer = self._host_map.get(value, value) + self._backend
             if peer in services:
                 return peer
-        for peer, service in services.items():
-            if set(wanted) & set(self._identity(peer, service)):
-                return peer
+        return self._find_by_identity(set(wanted), {
+            peer for peer, service in services.items()
+            if service.is_up or peer == self.host})
+
+    def _find_by_identity(self, wanted: set[str], peers: set[str]
+                          ) -> str | None:
+        """The one of some peers that answers to a name or an address.
+
+        Who did before is asked alone, and the others only if it was another.
+        """
+        known = {peer for peer in peers
+                 if wanted.intersection(self._identity(peer).names)}
+        for asked in (known, peers - known):
+            for peer, names in self._ask_all(asked):
+                if wanted.intersection(names):
+                    return peer
         return None
 
-    def _identity(self, peer: str, service: objects.Service) -> list[str]:
-        asked, names = self._identities.get(peer, (0.0, []))
-        if asked and time.monotonic() - asked < IDENTITY_LIFETIME:
-            return names
-        if not service.is_up and peer != self.host:
-            return names
+    def _identity(self, peer: str) -> _Identity:
+        return self._identities.get(peer, _Identity())
+
+    def _ask_all(self, peers: set[str]) -> Iterator[tuple[str, Names]]:
+        """What peers say of themselves, as soon as each has said it."""
+        now = time.monotonic()
+        old = [peer for peer in sorted(peers)
+               if self._identity(peer).until <= now]
+        for peer in peers.difference(old):
+            yield peer, self._identity(peer).names
+        if not old:
+            return
+        pool = futures.ThreadPoolExecutor(min(len(old), ASKED_AT_ONCE))
         try:
-            names = self._ask(peer)
+            asked = {pool.submit(self._ask_one, peer): peer for peer in old}
+            for answer in futures.as_completed(asked):
+                yield asked[answer], answer.result()
+        finally:
+            # Whoever is found needs no answer of the others.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _ask_one(self, peer: str) -> Names:
+        names, lifetime = self._identity(peer).names, SILENCE
+        try:
+            names, lifetime = frozenset(self._ask(peer)), IDENTITY_LIFETIME
         except exception.LocalStorException as error:
             LOG.warning('%s', error)
-            return names
-        self._identities[peer] = (time.monotonic(), names)
+        self._identities[peer] = _Identity(names,
+                                           time.monotonic() + lifetime)
         return names

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import socket
+import threading
+import time
 from unittest import mock
 
 import ddt
@@ -30,6 +32,8 @@ class DirectoryTestCase(base.TestCase):
     def ask(self, peer):
         self.asked.append(peer)
         answer = self.answers[peer]
+        if callable(answer):
+            return answer()
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -90,18 +94,68 @@ class IdentityTest(DirectoryTestCase):
             self.find(host='nobody')
         self.assertEqual([base.A, base.B], sorted(self.asked))
 
+    def later(self, seconds):
+        """Time goes by."""
+        now = directory.time.monotonic() + seconds
+        self.patch('cinder_localstor.peers.directory.time.monotonic',
+                   return_value=now)
+
     def test_answers_grow_old(self):
         self.find(host='nobody')
-        later = directory.time.monotonic() + directory.IDENTITY_LIFETIME + 1
-        with mock.patch.object(directory.time, 'monotonic',
-                               return_value=later):
-            self.find(host='nobody')
+        self.later(directory.IDENTITY_LIFETIME + 1)
+        self.find(host='nobody')
         self.assertEqual(4, len(self.asked))
 
-    def test_peer_that_does_not_answer_hides_nobody_else(self):
-        self.answers[base.A] = exception.PeerDown(
-            peer=base.A, volume_id='-', host='-', reason='gone')
+    def test_who_is_known_is_asked_alone(self):
+        self.find(ip='192.0.2.2')
+        self.later(directory.IDENTITY_LIFETIME + 1)
+        self.asked.clear()
         self.assertEqual(base.B, self.find(ip='192.0.2.2'))
+        self.assertEqual([base.B], self.asked)
+
+    def test_address_that_another_has_by_now(self):
+        self.find(ip='192.0.2.2')
+        self.later(directory.IDENTITY_LIFETIME + 1)
+        self.answers = {base.A: ['a', '192.0.2.2'], base.B: ['b']}
+        self.assertEqual(base.A, self.find(ip='192.0.2.2'))
+
+    def silence(self, peer):
+        self.answers[peer] = exception.PeerDown(
+            peer=peer, volume_id='-', host='-', reason='gone')
+
+    def test_peer_that_does_not_answer_hides_nobody_else(self):
+        self.silence(base.A)
+        self.assertEqual(base.B, self.find(ip='192.0.2.2'))
+
+    def test_peer_that_does_not_answer_is_let_alone_for_a_while(self):
+        self.silence(base.A)
+        for _time in range(3):
+            self.find(host='nobody')
+        self.assertEqual(1, self.asked.count(base.A))
+        self.later(directory.SILENCE + 1)
+        self.find(host='nobody')
+        self.assertEqual(2, self.asked.count(base.A))
+
+    def test_peer_that_does_not_answer_is_who_it_was(self):
+        self.find(ip='192.0.2.2')
+        self.later(directory.IDENTITY_LIFETIME + 1)
+        self.silence(base.B)
+        self.assertEqual(base.B, self.find(ip='192.0.2.2'))
+
+    def test_peers_are_asked_at_once(self):
+        meeting = threading.Barrier(2, timeout=5)
+        for peer, names in tuple(self.answers.items()):
+            self.answers[peer] = lambda names=names: (meeting.wait(),
+                                                      names)[1]
+        self.assertEqual(base.B, self.find(ip='192.0.2.2'))
+
+    def test_nobody_waits_for_a_peer_that_is_not_needed(self):
+        go_on = threading.Event()
+        self.addCleanup(go_on.set)
+        self.answers[base.A] = lambda: go_on.wait(10) and []
+        began = time.monotonic()
+        self.assertEqual(base.B, self.find(ip='192.0.2.2'))
+        self.assertLess(time.monotonic() - began, 5)
 
     def test_peer_that_is_down_is_not_asked(self):
         with mock.patch('cinder.objects.Service.is_up', False):
