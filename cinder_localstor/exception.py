@@ -167,6 +167,22 @@ class PeerDown(LocalStorException):
                 "peer and attach again.")
 
 
+class PeerDisabled(LocalStorException):
+    message = _("Volume %(volume_id)s stays on %(host)s: the volume service "
+                "of %(peer)s is disabled (%(reason)s), so no volume moves "
+                "there. Start the instance on another node, or have an "
+                "operator enable it with 'openstack volume service set "
+                "--enable %(peer)s cinder-volume'.")
+
+
+class PeerInAnotherZone(LocalStorException):
+    message = _("Volume %(volume_id)s stays on %(host)s: it is in "
+                "availability zone '%(zone)s', and %(peer)s is in "
+                "'%(other)s'. Start the instance on a node of its zone; or "
+                "let volumes cross zones with localstor_cross_az_attach = "
+                "true.")
+
+
 class PeerFailed(LocalStorException):
     """A peer said no; `kind` is the name of its error's class."""
 

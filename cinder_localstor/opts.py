@@ -100,6 +100,15 @@ LOCALSTOR_OPTS = [
                         ('refuse', 'an error')],
                help='What an instance gets on a host that has no backend of '
                     'this kind.'),
+    cfg.BoolOpt('localstor_cross_az_attach',
+                default=True,
+                help='Whether a volume may follow its instance to a node '
+                     'whose volume service is in another availability zone '
+                     'than the volume, which belongs to that zone then. Set '
+                     'it on all nodes to what cross_az_attach is in section '
+                     '[cinder] of nova.conf, which Cinder can not read. Nova '
+                     'checks it when a volume is attached; this one is '
+                     'checked when an instance migrates, too.'),
     cfg.StrOpt('localstor_no_space',
                default='error',
                choices=[('error', 'an error that names the space'),

@@ -323,10 +323,10 @@ class LocalStorDriver(driver.VolumeDriver):
         # Refused here and not in initialize_connection: after a failure there
         # Cinder takes the volume's export away, under whoever uses it.
         volume = objects.Volume.get_by_id(ctxt, volume.id)
-        kind, _peer = self._choose(volume, connector)
+        kind, peer = self._choose(volume, connector)
         volume = self._gate.check(ctxt, volume.id, OPERATIONS[kind])
-        if kind is Connection.MOVE:
-            self._refuse_while_connected(volume)
+        if kind is Connection.MOVE and peer:
+            self._check_move(ctxt, volume, peer)
         if kind is Connection.REMOTE:
             return self._remote.export(ctxt, volume, self.local_path(volume))
         return None
@@ -403,17 +403,36 @@ class LocalStorDriver(driver.VolumeDriver):
     def _move(self, volume: objects.Volume, peer: str) -> str:
         """Bring a volume to a peer; the name of its copy there."""
         ctxt = context.get_admin_context()
-        self._refuse_while_connected(volume)
-        service = self._directory.services(ctxt)[peer]
-        self._mover.begin(ctxt, volume, service)
+        self._mover.begin(ctxt, volume, self._check_move(ctxt, volume, peer))
         return objects.Volume.get_by_id(ctxt, volume.id).name
 
-    @staticmethod
-    def _refuse_while_connected(volume: objects.Volume) -> None:
-        """A remote connection would lose the copy that it reads."""
+    def _check_move(self, ctxt: context.RequestContext,
+                    volume: objects.Volume, peer: str) -> objects.Service:
+        """The service of a peer, if a volume may move there.
+
+        No scheduler has chosen it: whoever may attach the volume names a
+        connector, and the connector a node.
+
+        :raises VolumeConnectedElsewhere: a remote connection would lose the
+            copy that it reads
+        :raises PeerDisabled: an operator wants nothing to come there
+        :raises PeerInAnotherZone: nothing may cross zones
+        """
         if volume.provider_location:
             raise exception.VolumeConnectedElsewhere(
                 volume_id=volume.id, host='another host')
+        service = self._directory.services(ctxt)[peer]
+        if service.disabled:
+            raise exception.PeerDisabled(
+                volume_id=volume.id, host=self.host, peer=peer,
+                reason=service.disabled_reason or 'no reason given')
+        if (service.availability_zone != volume.availability_zone
+                and not self.configuration.localstor_cross_az_attach):
+            raise exception.PeerInAnotherZone(
+                volume_id=volume.id, host=self.host, peer=peer,
+                zone=volume.availability_zone,
+                other=service.availability_zone)
+        return service
 
     def _connects_instead(self, error: Exception) -> bool:
         return (self.configuration.localstor_no_space == 'remote'

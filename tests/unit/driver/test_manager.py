@@ -117,6 +117,77 @@ class CapacityTest(ManagerTestCase):
         self.assertEqual([0, 1], self.allocated())
 
 
+class PeerTest(ManagerTestCase):
+    """A connector names a node that no scheduler has chosen."""
+
+    def change(self, host, **values):
+        """An operator says something of a volume service."""
+        service = objects.Service.get_by_id(self.ctxt,
+                                            self.cloud.services[host].id)
+        service.update(values)
+        service.save()
+
+    def disable(self, host):
+        self.change(host, disabled=True, disabled_reason='new disks')
+
+    def assert_refused(self, host, *parts):
+        error = self.assertRaises(
+            cinder_exception.VolumeBackendAPIException, self.cloud.attach,
+            self.volume, host)
+        for part in (self.volume.id, host, *parts):
+            self.assertIn(part, str(error))
+        self.assertIsNone(self.state())
+        self.assertEqual(A, self.cloud.host_of(self.volume))
+
+    def test_nothing_moves_to_a_node_that_is_disabled(self):
+        self.disable(B)
+        self.assert_refused(B, 'new disks', 'volume service set --enable')
+        self.change(B, disabled=False)
+        self.cloud.arrive(self.volume)
+        self.assert_whole()
+
+    def test_guest_does_not_migrate_to_a_node_that_is_disabled(self):
+        self.cloud.attach(self.volume, A)
+        self.disable(B)
+        self.assert_refused(B)
+        self.assert_whole()
+
+    def test_node_that_is_disabled_keeps_what_it_has(self):
+        self.disable(A)
+        attachment = self.cloud.attach(self.volume, A)
+        self.cloud.detach(self.volume, attachment)
+        self.assert_whole()
+
+    def test_node_that_is_disabled_can_be_drained(self):
+        self.disable(A)
+        self.cloud.arrive(self.volume)
+        self.assertEqual(B, self.cloud.host_of(self.volume))
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+
+    def test_what_is_on_its_way_arrives_at_a_node_that_is_disabled(self):
+        self.cloud.attach(self.volume, B)
+        self.disable(B)
+        self.cloud.reboot(B)
+        self.cloud.settle()
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+
+    def test_volume_crosses_zones_unless_it_must_not(self):
+        self.change(B, availability_zone='west')
+        self.cloud.arrive(self.volume)
+        self.assertEqual('west', self.refresh().availability_zone)
+
+    def test_volume_stays_in_its_zone_where_it_must(self):
+        self.override('localstor_cross_az_attach', False)
+        self.change(B, availability_zone='west')
+        self.assert_refused(B, "'nova'", "'west'",
+                            'localstor_cross_az_attach')
+        self.change(B, availability_zone='nova')
+        self.cloud.arrive(self.volume)
+        self.assert_whole()
+
+
 class DeleteTest(ManagerTestCase):
     """A delete in the middle of a move."""
 
