@@ -14,9 +14,11 @@ import contextlib
 import json
 from unittest import mock
 
+from cinder import context
 from cinder.db import api as db
 from cinder import objects
 from cinder.objects import fields
+from cinder.transfer import api as transfer
 from cinder.volume import manager
 from cinder.volume import rpcapi
 from oslo_log import log as logging
@@ -160,6 +162,8 @@ class Services(base.Cloud):
               return_value=[])
         patch('oslo_service.loopingcall.FixedIntervalLoopingCall')
         patch('cinder_localstor.moves.scheduler.Scheduler.warm_up')
+        patch('cinder_localstor.moves.queues.futurist').ThreadPoolExecutor = (
+            lambda _workers: base.Inline())
         patch('cinder.volume.volume_utils.brick_get_connector',
               side_effect=lambda *_args, **_kwargs: Connector(self))
         patch('cinder.volume.volume_utils.brick_get_connector_properties',
@@ -189,7 +193,6 @@ class Services(base.Cloud):
                 volume_driver=DRIVER, service_name='local', host=host)
             made.init_host(service_id=self.services[host].id)
             assert made.driver.initialized, 'the driver does not start'
-        made.driver._service.scheduler._workers = base.Inline()
         self.managers[host] = made
         self.running[host] = made.driver._service
         self.down.discard(host)
@@ -291,6 +294,29 @@ class Services(base.Cloud):
         volume.save()
         rpcapi.VolumeAPI().migrate_volume(
             self.ctxt, volume, Backend(to + '#local', None, {}), force)
+        return self.refresh(volume)
+
+    def extend(self, volume, size):
+        """Grow a volume to `size` GiB and fill it; its row afterwards."""
+        volume = self.refresh(volume)
+        before = volume.size
+        volume.update({'previous_status': volume.status,
+                       'status': 'extending'})
+        volume.save()
+        with mock.patch('cinder.compute.nova.API.extend_volume'):
+            rpcapi.VolumeAPI().extend_volume(self.ctxt, volume, size, [])
+        volume.refresh()
+        for number in range(16 * before, 16 * volume.size):
+            self.write(volume, number, 'grown %d' % number)
+        return volume
+
+    def give_away(self, volume, project):
+        """Transfer a volume to another project; its row afterwards."""
+        transfers = transfer.API()
+        offered = transfers.create(self.ctxt, volume.id, 'a present')
+        transfers.accept(
+            context.RequestContext('somebody', project, is_admin=True),
+            offered['id'], offered['auth_key'])
         return self.refresh(volume)
 
     def copy(self, volume, to):

@@ -6,6 +6,7 @@ from unittest import mock
 from cinder.db import api as db
 from cinder import exception as cinder_exception
 from cinder import objects
+import tenacity
 
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
@@ -337,6 +338,46 @@ class BackupTest(ManagerTestCase):
         self.assertNotEqual({}, self.cloud.remotes[A].exports)
         self.assert_whole()
 
+    def restore(self):
+        """Write a backup to the volume; it is no device of the reader's."""
+        host = self.cloud.host_of(self.volume)
+        self.cloud.set_status(self.volume, 'restoring-backup')
+        connection = self.cloud.ask(
+            host, 'initialize_connection', volume=self.refresh(),
+            connector=self.BACKUP)
+        for number in range(16):
+            self.cloud.nodes[host].write(connection['data']['device_path'],
+                                         number, 'restored %d' % number)
+            self.cloud.content[self.volume.id][number] = (
+                'restored %d' % number)
+        self.cloud.ask(host, 'terminate_connection',
+                       volume_id=self.volume.id, connector=self.BACKUP)
+        self.cloud.ask(host, 'remove_export', volume_id=self.volume.id)
+        self.cloud.set_status(self.volume, 'available')
+        self.assertEqual({}, self.cloud.remotes[host].exports)
+
+    def test_backup_is_restored(self):
+        self.restore()
+        self.assert_whole()
+        self.cloud.arrive(self.volume)
+        self.assert_whole()
+
+    def test_backup_is_restored_in_mid_move(self):
+        attachment = self.cloud.attach(self.volume, B)
+        self.cloud.detach(self.volume, attachment)
+        self.assertEqual(table.State.MIGRATING, self.state())
+        self.restore()
+        self.assert_whole()
+        self.cloud.settle()
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+
+    def test_node_that_restores_gets_no_volume(self):
+        self.BACKUP = self.cloud.connector(B)
+        self.restore()
+        self.assertEqual(A, self.cloud.host_of(self.volume))
+        self.assert_whole()
+
     def test_device_of_a_backup_is_the_volume_itself(self):
         backup = objects.Backup(self.ctxt, volume_id=self.volume.id,
                                 user_id='user', project_id='project',
@@ -345,6 +386,98 @@ class BackupTest(ManagerTestCase):
         answer = self.cloud.ask(A, 'get_backup_device', backup=backup)
         self.assertEqual(self.volume.id, answer['backup_device'].id)
         self.assertFalse(answer['is_snapshot'])
+
+
+class ExtendTest(ManagerTestCase):
+
+    def setUp(self):
+        super().setUp()
+        # What has to wait is asked once more.
+        self.patch('tenacity.stop_after_delay',
+                   return_value=tenacity.stop_after_attempt(2))
+        self.nap = self.patch('tenacity.nap.time')
+
+    def assert_extended(self, status):
+        volume = self.cloud.extend(self.volume, 2)
+        self.assertEqual((2, status), (volume.size, volume.status))
+        self.assert_whole()
+
+    def test_standing_volume(self):
+        self.assert_extended('available')
+
+    def test_volume_in_use(self):
+        self.cloud.attach(self.volume, A)
+        self.assert_extended('in-use')
+
+    def test_volume_that_arrives(self):
+        attachment = self.cloud.attach(self.volume, B)
+        self.assertEqual(table.State.MIGRATING, self.state())
+        self.assert_extended('in-use')
+        self.cloud.settle()
+        self.assert_whole()
+        self.cloud.detach(self.volume, attachment)
+        self.assert_nothing_left(self.volume)
+
+    def test_volume_that_may_yet_go_back(self):
+        self.cloud.attach(self.volume, A)
+        destination = self.cloud.attach(self.volume, B)
+        self.assertEqual(table.State.STARTING, self.state())
+        volume = self.cloud.extend(self.volume, 2)
+        self.assertEqual((1, 'error_extending'), (volume.size, volume.status))
+        self.cloud.set_status(self.volume, 'in-use')
+        self.cloud.open_count(self.volume, -1)
+        destination.destroy()
+        self.cloud.settle()
+        self.assertEqual(A, self.cloud.host_of(self.volume))
+        self.assert_whole()
+        self.assert_extended('in-use')
+
+    def test_volume_is_waited_for_that_may_yet_go_back(self):
+        source = self.cloud.attach(self.volume, A)
+        self.cloud.attach(self.volume, B)
+
+        def leave(_seconds):
+            self.cloud.nodes[A].device_mapper.nodes[handles.handle_name(
+                self.volume.name)].open_count -= 1
+            source.destroy()
+            self.cloud.watch()
+
+        self.nap.sleep.side_effect = leave
+        self.assert_extended('in-use')
+        self.cloud.settle()
+        self.assertEqual(B, self.cloud.host_of(self.volume))
+        self.assert_whole()
+
+    def test_volume_that_is_being_removed(self):
+        attachment = self.cloud.attach(self.volume, B)
+        self.cloud.detach(self.volume, attachment)
+        move, = rows.for_volume(self.ctxt, self.volume.id)
+        rows.change_state(self.ctxt, move, table.State.DISCARDING.value)
+        volume = self.cloud.extend(self.volume, 2)
+        self.assertEqual((1, 'error_extending'), (volume.size, volume.status))
+
+
+class TransferTest(ManagerTestCase):
+    """A volume is given to another project."""
+
+    def test_standing_volume(self):
+        self.assertEqual('another', self.cloud.give_away(
+            self.volume, 'another').project_id)
+        self.cloud.arrive(self.volume)
+        self.assert_whole()
+
+    def test_volume_in_mid_move(self):
+        attachment = self.cloud.attach(self.volume, B)
+        self.cloud.detach(self.volume, attachment)
+        self.assertEqual(table.State.MIGRATING, self.state())
+        self.assertEqual('another', self.cloud.give_away(
+            self.volume, 'another').project_id)
+        self.cloud.settle()
+        self.assertEqual('another', self.refresh().project_id)
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+        self.assertTrue(self.cloud.delete(self.volume))
+        self.assert_nothing_left()
 
 
 class MigrationTest(ManagerTestCase):
