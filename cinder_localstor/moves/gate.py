@@ -40,8 +40,6 @@ class Operation(str, enum.Enum):
     MIGRATE = 'migrate it'
     RETYPE = 'retype it'
     GROUP = 'add it to a group'
-    SNAPSHOT = 'take a snapshot of it'
-    CLONE = 'clone it'
 
 
 class Answer(str, enum.Enum):
@@ -52,7 +50,6 @@ class Answer(str, enum.Enum):
     UNDECIDED = 'no, until decided'
     MOVES = 'no, until the end'
     DELETED = 'no'
-    UNSUPPORTED = 'not supported'
 
 
 # When it will work
@@ -70,7 +67,7 @@ def _answers(*answers: Answer) -> dict[str, Answer]:
     return dict(zip(COLUMNS, answers, strict=True))
 
 
-_YES, _WAITS, _UNDECIDED, _MOVES, _DELETED, _UNSUPPORTED = Answer
+_YES, _WAITS, _UNDECIDED, _MOVES, _DELETED = Answer
 
 # standing, preparing, starting, migrating, completing, aborting, discarding
 TABLE: dict[Operation, dict[str, Answer]] = {
@@ -99,9 +96,6 @@ TABLE: dict[Operation, dict[str, Answer]] = {
     # A group is on one node.
     Operation.GROUP: _answers(
         _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _DELETED),
-    # Refused by the driver, whatever the volume does.
-    Operation.SNAPSHOT: _answers(*[_UNSUPPORTED] * len(COLUMNS)),
-    Operation.CLONE: _answers(*[_UNSUPPORTED] * len(COLUMNS)),
 }
 
 # What Cinder's own migration leaves behind when it is over
