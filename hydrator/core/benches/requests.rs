@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 use criterion::{Criterion, criterion_group, criterion_main};
-use localstor_hydrator_core::{Operation, journal};
+use localstor_hydrator_core::Operation;
+use localstor_hydrator_core::format::journal;
 use null::Null;
 use rustix::time::{ClockId, clock_gettime};
 

@@ -4,6 +4,9 @@
 
 use core::time::Duration;
 
+use crate::format::superblock::{Superblock, Unreadable, VERSION, bitmap_blocks, journal_blocks};
+use crate::units::BLOCK_SIZE;
+
 /// What a volume is opened with.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -102,6 +105,53 @@ impl Config {
     /// Size of a buffer for an extent, in bytes.
     #[must_use]
     pub const fn extent_size(&self) -> usize {
-        self.region_blocks as usize * crate::BLOCK_SIZE as usize
+        self.region_blocks as usize * BLOCK_SIZE as usize
+    }
+
+    /// The superblock of a volume that has none yet.
+    ///
+    /// # Errors
+    /// What cannot work.
+    pub(crate) fn superblock(&self) -> Result<Superblock, &'static str> {
+        let superblock = Superblock {
+            version: VERSION,
+            move_id: self.move_id,
+            generation: 0,
+            epoch: 1,
+            size: self.size,
+            source_size: self.source_size,
+            logical_block_size: self.logical_block_size,
+            journal_blocks: journal_blocks(self.size),
+            bitmap_blocks: bitmap_blocks(self.size),
+            started: false,
+            complete: false,
+            unreadable: Unreadable::default(),
+        };
+        let holds = [
+            (
+                superblock.check().is_ok(),
+                "sizes must be multiples of 4096 bytes, up to 64 TiB, \
+                 the source's not the larger, logical blocks of 512 or 4096 bytes",
+            ),
+            (self.requests > 0, "there must be room for a request"),
+            (self.block_slots >= 16, "there must be 16 blocks or more"),
+            (self.copies > 0, "there must be a buffer for copies"),
+            (
+                self.region_blocks.is_power_of_two() && self.region_blocks <= 256,
+                "a region's blocks must be a power of two, up to 256",
+            ),
+            (
+                self.range_from > 0 && self.range_from <= 256,
+                "a range must begin at 1 to 256 blocks",
+            ),
+            (
+                self.journal_depth > 0 && self.unsettled >= 512,
+                "journal depth must be 1, unsettled blocks 512 at least",
+            ),
+        ];
+        match holds.iter().find(|(holds, _)| !holds) {
+            Some((_, what)) => Err(what),
+            None => Ok(superblock),
+        }
     }
 }

@@ -2,8 +2,8 @@
 
 //! What the state machine is fed with, and what it asks for.
 
-/// Size of a block of the map, of the journal and of the bitmap, in bytes.
-pub const BLOCK_SIZE: u64 = 4096;
+use crate::format::superblock::Damage;
+use crate::part::Part;
 
 /// Nanoseconds on a monotonic clock of the caller's choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -277,7 +277,7 @@ pub enum OpenError {
     Device(Device, Failure),
     /// Neither superblock can be understood.
     #[error("no superblock on the metadata device: {0}")]
-    Superblock(crate::superblock::Damage),
+    Superblock(Damage),
     /// The metadata are damaged where they say what is local. To go on would
     /// turn what the guest has flushed into what the source holds.
     #[error(
@@ -287,7 +287,7 @@ pub enum OpenError {
     )]
     Lost {
         /// The first of them.
-        first: crate::Part,
+        first: Part,
         /// How many there are.
         count: u64,
     },

@@ -26,33 +26,33 @@
 //! after that breaks it. A lock (`flock`) on the very descriptors that D and M
 //! are written through does it, as writes in flight keep it until they end.
 
-pub mod bitmap;
-mod condensing;
 mod config;
-mod flushes;
-mod hydration;
+mod context;
+mod copier;
+pub mod format;
 mod io;
-pub mod journal;
-mod log;
-mod map;
+mod journal;
 mod opening;
 mod pace;
 mod part;
+mod parts;
+mod progress;
+mod regions;
+mod requests;
 mod rules;
 mod source;
-pub mod superblock;
-mod unsettled;
-mod verification;
+mod superblocks;
+mod units;
 mod volume;
-mod writes;
 
 pub use config::{Config, Rate, Verify};
+pub use format::superblock::metadata_size;
 pub use io::{
-    Action, BLOCK_SIZE, Buffer, Device, Failure, Io, Memory, Notice, OpenError, Operation, Request,
-    Tag, Time,
+    Action, Buffer, Device, Failure, Io, Memory, Notice, OpenError, Operation, Request, Tag, Time,
 };
 pub use part::{NoPart, Part};
+pub use progress::Progress;
 #[cfg(feature = "mutants")]
 pub use rules::Rule;
-pub use superblock::metadata_size;
-pub use volume::{Progress, Volume};
+pub use units::BLOCK_SIZE;
+pub use volume::Volume;

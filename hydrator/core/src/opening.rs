@@ -13,19 +13,20 @@
 
 use std::collections::HashMap;
 
-use crate::bitmap::{
+use crate::context::{Context, Job};
+use crate::format::bitmap::{
     SECTORS_PER_BITMAP_BLOCK, WORDS_PER_BITMAP_BLOCK, WORDS_PER_SECTOR, decode_sector,
     decode_sector_v1,
 };
-use crate::journal::{self, Entry, Header, Window, checksum, encode_header};
-use crate::log::Log;
-use crate::map::Map;
-use crate::rules::Rule;
-use crate::superblock::{
+use crate::format::journal::{self, Entry, Header, Window, checksum, encode_header};
+use crate::format::superblock::{
     Damage, Intent, JOURNAL_FIRST, Superblock, Unreadable, Unusable, VERSION, VERSION_1, choose,
 };
-use crate::volume::{State, io, kind};
-use crate::{Action, BLOCK_SIZE, Buffer, Device, Failure, Memory, Notice, OpenError, Part, Volume};
+use crate::io::{Buffer, Device, Failure, Memory, Notice, OpenError};
+use crate::part::Part;
+use crate::regions::Regions;
+use crate::rules::Rule;
+use crate::units::{BLOCK_SIZE, Block, Blocks, Bytes, Sequence};
 
 /// How often a block of the destination is read before it counts as unreadable.
 const COMPARE_TRIES: u8 = 3;
@@ -65,6 +66,16 @@ enum Step {
     Second,
 }
 
+impl Step {
+    /// It is begun again until there is nothing left to be handed out.
+    const fn is_long(self) -> bool {
+        matches!(
+            self,
+            Self::Bitmap | Self::Headers | Self::Entries | Self::Compare | Self::Bits | Self::Blank
+        )
+    }
+}
+
 /// What a buffer for an extent is being filled with, in blocks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Chunk {
@@ -88,6 +99,11 @@ pub(crate) struct Opening {
     /// What each buffer for an extent is being filled with.
     chunks: Vec<Chunk>,
     superblocks: [Result<Superblock, Damage>; 2],
+    /// The superblock that it comes to.
+    wanted: Superblock,
+    regions: Regions,
+    /// Remote blocks of the destination read as zeros.
+    holes: bool,
     window: Window,
     /// Damaged parts of the metadata that may have said something.
     lost: Vec<Part>,
@@ -102,8 +118,18 @@ pub(crate) struct Opening {
     unreadable: Vec<Intent>,
 }
 
+/// What the opening of a volume has come to.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    /// As they are on the metadata device now.
+    pub(crate) superblock: Superblock,
+    pub(crate) regions: Regions,
+    /// Remote blocks of the destination read as zeros.
+    pub(crate) holes: bool,
+}
+
 impl Opening {
-    fn new(step: Step) -> Self {
+    fn new(step: Step, wanted: Superblock) -> Self {
         Self {
             step,
             begun: false,
@@ -111,6 +137,9 @@ impl Opening {
             cursor: 0,
             chunks: Vec::new(),
             superblocks: [Err(Damage::Short); 2],
+            wanted,
+            regions: Regions::default(),
+            holes: false,
             window: Window::default(),
             lost: Vec::new(),
             failure: None,
@@ -121,264 +150,222 @@ impl Opening {
         }
     }
 
-    pub(crate) fn format() -> Self {
-        Self::new(Step::Zero)
+    /// New metadata.
+    pub(crate) fn format(wanted: Superblock) -> Self {
+        Self::new(Step::Zero, wanted)
     }
 
-    pub(crate) fn recover() -> Self {
-        Self::new(Step::Flush)
-    }
-}
-
-impl Volume {
-    fn opening(&mut self) -> Option<&mut Opening> {
-        match &mut self.state {
-            State::Opening(opening) => Some(opening),
-            _ => None,
-        }
+    /// Recovery; what is asked for is as in this superblock.
+    pub(crate) fn recover(wanted: Superblock) -> Self {
+        Self::new(Step::Flush, wanted)
     }
 
-    fn open_failed(&mut self, error: OpenError) {
-        self.state = State::Closed;
-        self.actions
-            .push_back(Action::Notice(Notice::OpenFailed(error)));
-    }
-
-    /// Hand out what the present step of opening needs, or go to the next one.
-    pub(crate) fn opening_advance<M: Memory>(&mut self, memory: &mut M) {
-        while let Some(opening) = self.opening() {
-            let begun = core::mem::replace(&mut opening.begun, true);
-            if begun && opening.pending == 0 {
-                match opening.step {
-                    Step::Bitmap
-                    | Step::Headers
-                    | Step::Entries
-                    | Step::Compare
-                    | Step::Bits
-                    | Step::Blank => {}
-                    _ => {
-                        self.opening_next();
-                        continue;
-                    }
+    /// Hand out what the present step needs, or go to the next one; what it has
+    /// come to when that was the last.
+    ///
+    /// # Errors
+    /// Why the volume cannot be opened.
+    pub(crate) fn advance<M: Memory>(
+        &mut self,
+        cx: &mut Context,
+        memory: &mut M,
+    ) -> Result<Option<Opened>, OpenError> {
+        loop {
+            let begun = core::mem::replace(&mut self.begun, true);
+            if begun && self.pending > 0 {
+                return Ok(None);
+            }
+            if !begun || self.step.is_long() {
+                self.begin(cx, memory);
+                if self.pending > 0 {
+                    return Ok(None);
                 }
-            } else if begun {
-                return;
             }
-            self.opening_begin(memory);
-            let Some(opening) = self.opening() else {
-                return;
+            let Some(next) = self.next(cx)? else {
+                return Ok(Some(self.opened(cx)));
             };
-            if opening.pending > 0 {
-                return;
-            }
-            self.opening_next();
+            self.step = next;
+            self.begun = false;
+            self.cursor = 0;
         }
     }
 
-    fn opening_io(&mut self, detail: u64) -> crate::Io {
-        if let Some(opening) = self.opening() {
-            opening.pending += 1;
-        }
-        io(kind::OPENING, detail)
-    }
-
-    fn opening_flush(&mut self, device: Device) {
-        let io = self.opening_io(0);
-        self.actions.push_back(Action::Flush { io, device });
-    }
-
-    fn opening_begin<M: Memory>(&mut self, memory: &mut M) {
-        let Some(step) = self.opening().map(|opening| opening.step) else {
-            return;
-        };
-        match step {
-            Step::Zero => {
-                let io = self.opening_io(0);
-                self.actions.push_back(Action::Zero {
-                    io,
-                    device: Device::Metadata,
-                    offset: 0,
-                    length: JOURNAL_FIRST * BLOCK_SIZE,
-                    fua: false,
+    fn opened(&mut self, cx: &mut Context) -> Opened {
+        let mut regions = core::mem::take(&mut self.regions);
+        regions.reserve(cx.config.unsettled);
+        for intent in self.wanted.unreadable.intents() {
+            let block = Block(intent.block);
+            if regions.is_not_readable(block) {
+                cx.notify(Notice::UnreadableData {
+                    offset: block.start().0,
+                    length: BLOCK_SIZE as u32,
                 });
             }
+        }
+        Opened {
+            superblock: self.wanted,
+            regions,
+            holes: if cx.rules.keep(Rule::HolesOnlyWhenNew) {
+                self.holes
+            } else {
+                cx.config.destination_zeroed
+            },
+        }
+    }
+
+    /// An operation is in flight.
+    fn job(&mut self, detail: u32) -> Job {
+        self.pending += 1;
+        Job::Opening(detail)
+    }
+
+    fn flush(&mut self, device: Device, cx: &mut Context) {
+        let job = self.job(0);
+        cx.flush(job, device);
+    }
+
+    fn begin<M: Memory>(&mut self, cx: &mut Context, memory: &mut M) {
+        match self.step {
+            Step::Zero => {
+                let job = self.job(0);
+                cx.zero_metadata(job, JOURNAL_FIRST);
+            }
             Step::Blank => {
-                for slot in 0..self.config.copies {
-                    self.write_blank(slot, memory);
+                for slot in 0..cx.config.copies {
+                    self.write_blank(slot, cx, memory);
                 }
             }
-            Step::FlushZeros | Step::FlushBlank => self.opening_flush(Device::Metadata),
+            Step::FlushZeros | Step::FlushBlank => self.flush(Device::Metadata, cx),
             Step::Sync => {
-                if self.rules.keep(Rule::FlushBeforeNewEpoch) {
-                    self.opening_flush(Device::Metadata);
+                if cx.rules.keep(Rule::FlushBeforeNewEpoch) {
+                    self.flush(Device::Metadata, cx);
                 }
             }
             Step::Flush => {
-                if self.rules.keep(Rule::FlushBeforeRecovery) {
-                    self.opening_flush(Device::Data);
-                    self.opening_flush(Device::Metadata);
+                if cx.rules.keep(Rule::FlushBeforeRecovery) {
+                    self.flush(Device::Data, cx);
+                    self.flush(Device::Metadata, cx);
                 }
             }
             Step::Superblocks => {
                 for block in 0..2 {
-                    let Some(slot) = self.take_block(0) else {
+                    let Some(slot) = cx.free_blocks.pop() else {
                         return;
                     };
-                    let io = self.opening_io(u64::from(slot) << 8 | block);
-                    self.actions.push_back(Action::Read {
-                        io,
-                        device: Device::Metadata,
-                        offset: block * BLOCK_SIZE,
-                        length: BLOCK_SIZE as u32,
-                        buffer: Buffer::Block(slot),
-                    });
+                    let job = self.job(u32::from(slot) << 8 | block);
+                    let bytes = Bytes::run(u64::from(block) * BLOCK_SIZE, BLOCK_SIZE);
+                    cx.read_metadata(job, bytes, Buffer::Block(slot));
                 }
             }
             Step::Bitmap | Step::Headers | Step::Entries => {
-                for slot in 0..self.config.copies {
-                    self.read_chunk(slot);
+                for slot in 0..cx.config.copies {
+                    self.read_chunk(slot, cx);
                 }
             }
-            Step::Compare => self.begin_comparing(),
+            Step::Compare => self.begin_comparing(cx),
             Step::Bits => {
-                while self.free_blocks.len() > 8 {
-                    let Some((bitmap_block, changed)) = self.map.take_dirty(0) else {
+                while cx.free_blocks.len() > 8 {
+                    let Some(dirty) = self.regions.take_dirty(0) else {
                         return;
                     };
-                    let Some(slot) = self.take_block(0) else {
+                    let Some(slot) = cx.free_blocks.pop() else {
                         return;
                     };
-                    self.compose_bitmap(bitmap_block, changed, slot, memory);
-                    let io = self.opening_io(u64::from(slot));
-                    let at = self.superblock.bitmap_first() + bitmap_block;
-                    self.write_metadata(io, at, slot, false);
+                    let block = memory.block_mut(slot);
+                    let move_id = &cx.config.move_id;
+                    self.regions.compose(move_id, dirty, Sequence(0), block);
+                    let job = self.job(u32::from(slot));
+                    let at = Block(cx.superblock.bitmap_first() + dirty.0);
+                    cx.write_metadata(job, at.alone(), Buffer::Block(slot), false);
                 }
             }
-            Step::SuperblockV1 => self.write_opened(self.wanted.location_v1(), memory),
-            Step::First => self.write_opened(0, memory),
-            Step::Second => self.write_opened(1, memory),
+            Step::SuperblockV1 => self.write_opened(self.wanted.location_v1(), cx, memory),
+            Step::First => self.write_opened(0, cx, memory),
+            Step::Second => self.write_opened(1, cx, memory),
         }
     }
 
     /// Write the superblock that was come to.
-    fn write_opened<M: Memory>(&mut self, location: u64, memory: &mut M) {
-        let Some(slot) = self.take_block(0) else {
+    fn write_opened<M: Memory>(&mut self, location: u64, cx: &mut Context, memory: &mut M) {
+        let Some(slot) = cx.free_blocks.pop() else {
             return;
         };
         self.wanted.encode(memory.block_mut(slot));
-        let io = self.opening_io(u64::from(slot));
-        self.write_metadata(io, location, slot, true);
+        let job = self.job(u32::from(slot));
+        cx.write_metadata(job, Block(location).alone(), Buffer::Block(slot), true);
     }
 
     /// Write the next blocks of a journal that says nothing, and of a bitmap
     /// that says what is local.
-    fn write_blank<M: Memory>(&mut self, slot: u16, memory: &mut M) {
-        let journal = self.superblock.journal_blocks;
-        let blocks = journal + self.superblock.bitmap_blocks;
-        let most = u64::from(self.config.region_blocks);
-        let Some(opening) = self.opening() else {
-            return;
-        };
-        let first = opening.cursor;
-        let count = most.min(blocks - first);
+    fn write_blank<M: Memory>(&mut self, slot: u16, cx: &mut Context, memory: &mut M) {
+        let journal = cx.superblock.journal_blocks;
+        let blocks = journal + cx.superblock.bitmap_blocks;
+        let first = self.cursor;
+        let count = u64::from(cx.config.region_blocks).min(blocks - first);
         if count == 0 {
             return;
         }
-        opening.cursor += count;
+        self.cursor += count;
         let content = memory.extent_mut(slot);
         for (at, block) in (first..first + count).zip(content.chunks_exact_mut(BLOCK_SIZE as usize))
         {
             if at < journal {
-                encode_header(&self.config.move_id, &Header::new(at, journal), block);
+                encode_header(&cx.config.move_id, &Header::new(at, journal), block);
                 continue;
             }
             for (index, bytes) in (0..SECTORS_PER_BITMAP_BLOCK).zip(block.chunks_exact_mut(512)) {
                 let sector = (at - journal) * SECTORS_PER_BITMAP_BLOCK + index;
-                self.map.compose_all(&self.config.move_id, sector, bytes);
+                let map = self.regions.map_mut();
+                map.compose_all(&cx.config.move_id, sector, bytes);
             }
         }
-        let io = self.opening_io(u64::from(slot));
-        self.metadata_written += count * BLOCK_SIZE;
-        self.actions.push_back(Action::Write {
-            io,
-            device: Device::Metadata,
-            offset: (JOURNAL_FIRST + first) * BLOCK_SIZE,
-            length: (count * BLOCK_SIZE) as u32,
-            buffer: Buffer::Extent { slot, offset: 0 },
-            fua: false,
-        });
+        let job = self.job(u32::from(slot));
+        let blocks = Blocks::run(Block(JOURNAL_FIRST + first), count);
+        cx.write_metadata(job, blocks, Buffer::Extent { slot, offset: 0 }, false);
     }
 
     /// Where the present step reads in the metadata: from, and how many blocks.
-    fn chunk_area(&self, step: Step) -> (u64, u64) {
-        if step == Step::Bitmap {
-            (
-                self.superblock.bitmap_first(),
-                self.superblock.bitmap_blocks,
-            )
+    fn chunk_area(&self, cx: &Context) -> (u64, u64) {
+        if self.step == Step::Bitmap {
+            (cx.superblock.bitmap_first(), cx.superblock.bitmap_blocks)
         } else {
-            (JOURNAL_FIRST, self.superblock.journal_blocks)
+            (JOURNAL_FIRST, cx.superblock.journal_blocks)
         }
     }
 
-    fn read_chunk(&mut self, slot: u16) {
-        let Some(step) = self.opening().map(|opening| opening.step) else {
-            return;
-        };
-        let (first, blocks) = self.chunk_area(step);
-        let most = u64::from(self.config.region_blocks);
-        let copies = usize::from(self.config.copies);
-        let Some(opening) = self.opening() else {
-            return;
-        };
-        let at = opening.cursor;
-        let count = most.min(blocks - at);
+    fn read_chunk(&mut self, slot: u16, cx: &mut Context) {
+        let (first, blocks) = self.chunk_area(cx);
+        let at = self.cursor;
+        let count = u64::from(cx.config.region_blocks).min(blocks - at);
         if count == 0 {
             return;
         }
-        opening.cursor += count;
-        opening.chunks.resize(copies, Chunk::default());
-        opening.chunks[usize::from(slot)] = Chunk {
+        self.cursor += count;
+        let copies = usize::from(cx.config.copies);
+        self.chunks.resize(copies, Chunk::default());
+        self.chunks[usize::from(slot)] = Chunk {
             first: at,
             count,
             ..Chunk::default()
         };
-        let io = self.opening_io(u64::from(slot));
-        self.actions.push_back(Action::Read {
-            io,
-            device: Device::Metadata,
-            offset: (first + at) * BLOCK_SIZE,
-            length: (count * BLOCK_SIZE) as u32,
-            buffer: Buffer::Extent { slot, offset: 0 },
-        });
+        let job = self.job(u32::from(slot));
+        let bytes = Bytes::run((first + at) * BLOCK_SIZE, count * BLOCK_SIZE);
+        cx.read_metadata(job, bytes, Buffer::Extent { slot, offset: 0 });
     }
 
     /// Read the next piece of a chunk that cannot be read at once; false if
     /// there is none.
-    fn read_piece(&mut self, slot: u16) -> bool {
-        let Some(step) = self.opening().map(|opening| opening.step) else {
-            return false;
-        };
-        let (area, _) = self.chunk_area(step);
-        let unit = self.config.logical_block_size;
-        let Some(opening) = self.opening() else {
-            return false;
-        };
-        let chunk = opening.chunks[usize::from(slot)];
+    fn read_piece(&mut self, slot: u16, cx: &mut Context) -> bool {
+        let (area, _) = self.chunk_area(cx);
+        let unit = u64::from(cx.config.logical_block_size);
+        let chunk = self.chunks[usize::from(slot)];
         let Some(at) = chunk.pieces.filter(|at| *at < chunk.count * BLOCK_SIZE) else {
             return false;
         };
-        let io = self.opening_io(u64::from(slot));
-        self.actions.push_back(Action::Read {
-            io,
-            device: Device::Metadata,
-            offset: (area + chunk.first) * BLOCK_SIZE + at,
-            length: unit,
-            buffer: Buffer::Extent {
-                slot,
-                offset: at as u32,
-            },
-        });
+        let job = self.job(u32::from(slot));
+        let bytes = Bytes::run((area + chunk.first) * BLOCK_SIZE + at, unit);
+        let offset = at as u32;
+        cx.read_metadata(job, bytes, Buffer::Extent { slot, offset });
         true
     }
 
@@ -388,15 +375,11 @@ impl Volume {
         &mut self,
         slot: u16,
         result: Result<(), Failure>,
+        cx: &mut Context,
         memory: &mut M,
     ) -> Result<(), OpenError> {
-        let unit = u64::from(self.config.logical_block_size);
-        let version = self.superblock.version;
-        let Some(opening) = self.opening() else {
-            return Ok(());
-        };
-        let step = opening.step;
-        let chunk = &mut opening.chunks[usize::from(slot)];
+        let unit = u64::from(cx.config.logical_block_size);
+        let chunk = &mut self.chunks[usize::from(slot)];
         match (&mut chunk.pieces, result) {
             (None, Ok(())) => {}
             (None, Err(_)) => {
@@ -405,7 +388,7 @@ impl Volume {
             }
             (Some(at), result) => {
                 if let Err(failure) = result {
-                    if version == VERSION_1 {
+                    if cx.superblock.version == VERSION_1 {
                         // Nothing would tell it from what was never written.
                         return Err(OpenError::Device(Device::Metadata, failure));
                     }
@@ -418,151 +401,101 @@ impl Volume {
             }
         }
         let chunk = *chunk;
-        if self.read_piece(slot) {
+        if self.read_piece(slot, cx) {
             return Ok(());
         }
         if let (true, Err(failure)) = (chunk.dead && chunk.count > 1, result) {
             return Err(OpenError::Device(Device::Metadata, failure));
         }
         let content = &memory.extent(slot)[..(chunk.count * BLOCK_SIZE) as usize];
-        self.read_metadata(step, chunk.first, content);
+        self.read_metadata(chunk.first, content, cx);
         Ok(())
     }
 
-    /// Go to the next step; all of the present one has ended.
-    fn opening_next(&mut self) {
-        let rules = self.rules;
-        let unreadable = self.superblock.unreadable;
-        let Some(opening) = self.opening() else {
-            return;
-        };
-        opening.begun = false;
-        opening.cursor = 0;
-        let next = match opening.step {
+    /// All of the present step has ended: the next one.
+    fn next(&mut self, cx: &mut Context) -> Result<Option<Step>, OpenError> {
+        let next = match self.step {
             Step::Zero => Step::FlushZeros,
             Step::FlushZeros => {
-                self.superblock = self.wanted;
+                cx.superblock = self.wanted;
                 self.wanted.generation = 1;
-                self.begin_map();
-                self.hydration.holes = self.config.destination_zeroed;
+                self.begin_map(cx);
+                self.holes = cx.config.destination_zeroed;
                 Step::Blank
             }
             Step::Blank => Step::FlushBlank,
             Step::FlushBlank => {
                 self.wanted.version = VERSION;
-                self.wanted.generation += u64::from(self.superblock.version == VERSION_1);
+                self.wanted.generation += u64::from(cx.superblock.version == VERSION_1);
                 Step::First
             }
             Step::Flush => Step::Superblocks,
             Step::Superblocks => {
-                if let Err(error) = self.choose_superblock() {
-                    return self.open_failed(error);
-                }
-                self.begin_map();
+                self.choose_superblock(cx)?;
+                self.begin_map(cx);
                 Step::Bitmap
             }
             Step::Bitmap => Step::Headers,
             Step::Headers => {
-                let newest = opening.window.epoch;
-                if newest > self.superblock.epoch {
-                    self.lose(Part::Superblock);
-                    return self.refuse_lost();
+                let epoch = cx.superblock.epoch;
+                if self.window.epoch > epoch {
+                    self.lost.push(Part::Superblock);
+                    self.refuse_lost()?;
                 }
-                let epoch = self.superblock.epoch;
-                if let Some(opening) = self.opening() {
-                    // There may be no block of this epoch yet.
-                    if opening.window.see(&Header::of_epoch(epoch)) {
-                        opening.voids.clear();
-                    }
+                // There may be no block of this epoch yet.
+                if self.window.see(&Header::of_epoch(epoch)) {
+                    self.voids.clear();
                 }
                 Step::Entries
             }
             Step::Entries => {
-                if !opening.lost.is_empty() {
-                    return self.refuse_lost();
-                }
-                opening.intents.extend_from_slice(unreadable.intents());
-                opening.intents.sort_unstable();
-                opening.intents.dedup();
-                if rules.keep(Rule::Compare) {
+                self.refuse_lost()?;
+                self.intents
+                    .extend_from_slice(cx.superblock.unreadable.intents());
+                self.intents.sort_unstable();
+                self.intents.dedup();
+                if cx.rules.keep(Rule::Compare) {
                     Step::Compare
                 } else {
-                    let intents = core::mem::take(&mut opening.intents);
-                    for intent in intents {
-                        self.map.set_local(intent.block);
+                    for intent in core::mem::take(&mut self.intents) {
+                        self.regions.map_mut().set_local(Block(intent.block));
                     }
                     Step::Bits
                 }
             }
-            Step::Compare => {
-                if self.rules.keep(Rule::RecordBeforeNewEpoch) {
-                    Step::Bits
-                } else {
-                    Step::Sync
-                }
-            }
-            Step::Bits => Step::Sync,
+            Step::Compare if cx.rules.keep(Rule::RecordBeforeNewEpoch) => Step::Bits,
+            Step::Compare | Step::Bits => Step::Sync,
             Step::Sync => {
-                let unreadable = match self.keep_unreadable() {
-                    Ok(unreadable) => unreadable,
-                    Err(error) => return self.open_failed(error),
-                };
                 self.wanted = Superblock {
-                    unreadable,
-                    generation: self.superblock.generation + 1,
-                    epoch: self.superblock.epoch + u64::from(self.rules.keep(Rule::NewEpoch)),
-                    complete: self.superblock.complete && self.map.remote() == 0,
-                    ..self.superblock
+                    unreadable: self.keep_unreadable()?,
+                    generation: cx.superblock.generation + 1,
+                    epoch: cx.superblock.epoch + u64::from(cx.rules.keep(Rule::NewEpoch)),
+                    complete: cx.superblock.complete && self.regions.map().remote() == 0,
+                    ..cx.superblock
                 };
-                if self.superblock.version == VERSION_1 {
+                if cx.superblock.version == VERSION_1 {
                     Step::SuperblockV1
                 } else {
                     Step::First
                 }
             }
             Step::SuperblockV1 => {
-                self.superblock = self.wanted;
+                cx.superblock = self.wanted;
                 Step::Blank
             }
             Step::First => Step::Second,
-            Step::Second => {
-                self.superblock = self.wanted;
-                self.log = Log::new(self.superblock.journal_blocks, self.config.unsettled);
-                // Twice, so that it need not grow for what was removed.
-                self.unsettled.reserve(self.config.unsettled * 2);
-                for intent in self.superblock.unreadable.intents() {
-                    if self.unreadable.insert(intent.block) {
-                        self.actions
-                            .push_back(Action::Notice(Notice::UnreadableData {
-                                offset: intent.block * BLOCK_SIZE,
-                                length: BLOCK_SIZE as u32,
-                            }));
-                    }
-                }
-                if !self.rules.keep(Rule::HolesOnlyWhenNew) {
-                    self.hydration.holes = self.config.destination_zeroed;
-                }
-                self.state = State::Open;
-                self.actions.push_back(Action::Notice(Notice::Open));
-                self.retry = true;
-                return;
-            }
+            Step::Second => return Ok(None),
         };
-        if let Some(opening) = self.opening() {
-            opening.step = next;
-        }
+        Ok(Some(next))
     }
 
-    fn begin_map(&mut self) {
-        self.map = Map::new(self.superblock.blocks(), self.config.region_blocks);
+    fn begin_map(&mut self, cx: &Context) {
+        self.regions = Regions::new(cx.superblock.blocks(), cx.config.region_blocks);
     }
 
-    fn choose_superblock(&mut self) -> Result<(), OpenError> {
-        let move_id = self.config.move_id;
-        let Some(opening) = self.opening() else {
-            return Ok(());
-        };
-        let mine = opening.superblocks.map(|copy| {
+    fn choose_superblock(&mut self, cx: &mut Context) -> Result<(), OpenError> {
+        let move_id = cx.config.move_id;
+        let mine = self.superblocks.map(|copy| {
             copy.and_then(|found| {
                 if found.move_id == move_id {
                     Ok(found)
@@ -580,7 +513,7 @@ impl Volume {
                 });
             }
             Err(Unusable::Neither(damage)) => {
-                return Err(match opening.superblocks {
+                return Err(match self.superblocks {
                     [Ok(foreign), _] | [_, Ok(foreign)] => OpenError::ForeignMove {
                         found: foreign.move_id,
                     },
@@ -588,7 +521,7 @@ impl Volume {
                 });
             }
         };
-        let config = &self.config;
+        let config = &cx.config;
         let figures = [
             (
                 "the source's size",
@@ -622,183 +555,164 @@ impl Volume {
                 found: config.metadata_size,
             });
         }
-        self.superblock = found;
+        cx.superblock = found;
         self.wanted = found;
         Ok(())
     }
 
-    /// An operation of opening has ended.
-    pub(crate) fn opening_ended<M: Memory>(
+    /// An operation has ended.
+    ///
+    /// # Errors
+    /// Why the volume cannot be opened.
+    pub(crate) fn ended<M: Memory>(
         &mut self,
-        detail: u64,
+        detail: u32,
         result: Result<(), Failure>,
+        cx: &mut Context,
         memory: &mut M,
-    ) {
-        let Some(opening) = self.opening() else {
-            return;
-        };
-        opening.pending -= 1;
-        let step = opening.step;
-        match (step, result) {
+    ) -> Result<(), OpenError> {
+        self.pending -= 1;
+        match (self.step, result) {
             (Step::Superblocks, result) => {
                 let slot = (detail >> 8) as u16;
                 let copy = match result {
                     Ok(()) => Superblock::decode(memory.block(slot)),
                     Err(_) => Err(Damage::Unreadable),
                 };
-                opening.superblocks[(detail & 1) as usize] = copy;
-                self.give_block(slot);
+                self.superblocks[(detail & 1) as usize] = copy;
+                cx.give_block(slot);
             }
             (Step::Bitmap | Step::Headers | Step::Entries, result) => {
-                if let Err(error) = self.chunk_ended(detail as u16, result, memory) {
-                    self.open_failed(error);
-                }
+                self.chunk_ended(detail as u16, result, cx, memory)?;
             }
-            (Step::Compare, Err(failure)) => self.cannot_compare(detail as u16, failure),
-            (_, Err(failure)) => {
-                self.open_failed(OpenError::Device(Device::Metadata, failure));
-            }
-            (Step::Compare, _) => self.compare(detail as u16, memory),
+            (Step::Compare, Err(failure)) => self.cannot_compare(detail as u16, failure, cx)?,
+            (_, Err(failure)) => return Err(OpenError::Device(Device::Metadata, failure)),
+            (Step::Compare, _) => self.compare(detail as u16, cx, memory),
             (Step::Bits | Step::SuperblockV1 | Step::First | Step::Second, _) => {
-                self.give_block(detail as u16);
+                cx.give_block(detail as u16);
             }
             _ => {}
         }
+        Ok(())
     }
 
-    /// A damaged part of the metadata may have said something.
-    fn lose(&mut self, part: Part) {
-        if let Some(opening) = self.opening() {
-            opening.lost.push(part);
+    /// Go no further if a damaged part of the metadata may have said something:
+    /// nothing has been written.
+    fn refuse_lost(&mut self) -> Result<(), OpenError> {
+        self.lost.sort_unstable();
+        let count = self.lost.len() as u64;
+        match self.lost.first().copied() {
+            Some(first) => Err(OpenError::Lost { first, count }),
+            None => Ok(()),
         }
     }
 
-    /// Nothing has been written.
-    fn refuse_lost(&mut self) {
-        let Some(opening) = self.opening() else {
-            return;
-        };
-        opening.lost.sort_unstable();
-        let count = opening.lost.len() as u64;
-        if let Some(first) = opening.lost.first().copied() {
-            self.open_failed(OpenError::Lost { first, count });
-        }
-    }
-
-    fn read_metadata(&mut self, step: Step, first: u64, content: &[u8]) {
+    fn read_metadata(&mut self, first: u64, content: &[u8], cx: &Context) {
         let blocks = (first..).zip(content.chunks_exact(BLOCK_SIZE as usize));
         for (number, block) in blocks {
-            match step {
-                Step::Bitmap => self.read_bitmap_block(number, block),
-                _ if self.superblock.version == VERSION_1 => {
-                    self.read_journal_v1(step, number, block);
+            match self.step {
+                Step::Bitmap => self.read_bitmap_block(number, block, cx),
+                _ if cx.superblock.version == VERSION_1 => {
+                    self.read_journal_v1(number, block, cx);
                 }
-                _ => self.read_journal(step, number, block),
+                _ => self.read_journal(number, block, cx),
             }
         }
     }
 
-    fn read_bitmap_block(&mut self, number: u64, block: &[u8]) {
-        let decode = match self.superblock.version {
+    fn read_bitmap_block(&mut self, number: u64, block: &[u8], cx: &Context) {
+        let decode = match cx.superblock.version {
             VERSION_1 => decode_sector_v1,
             _ => decode_sector,
         };
         for (index, sector) in block.chunks_exact(512).enumerate() {
             let sector_number = number * SECTORS_PER_BITMAP_BLOCK + index as u64;
-            let Ok(words) = decode(&self.config.move_id, sector_number, sector) else {
-                self.lose(Part::Bitmap(sector_number));
+            let Ok(words) = decode(&cx.config.move_id, sector_number, sector) else {
+                self.lost.push(Part::Bitmap(sector_number));
                 continue;
             };
             let at = number as usize * WORDS_PER_BITMAP_BLOCK + index * WORDS_PER_SECTOR;
-            self.map.load(at, &words);
+            self.regions.map_mut().load(at, &words);
         }
     }
 
-    fn read_journal(&mut self, step: Step, place: u64, block: &[u8]) {
-        let blocks = self.superblock.journal_blocks;
-        let headers = journal::headers(&self.config.move_id, place, blocks, block);
-        if step == Step::Entries {
-            let Some(opening) = self.opening() else {
-                return;
-            };
-            if journal::is_lost(&headers, &opening.window, place, blocks) {
-                return self.lose(Part::Journal(place));
-            }
+    fn read_journal(&mut self, place: u64, block: &[u8], cx: &Context) {
+        let blocks = cx.superblock.journal_blocks;
+        let headers = journal::headers(&cx.config.move_id, place, blocks, block);
+        if self.step == Step::Entries && journal::is_lost(&headers, &self.window, place, blocks) {
+            return self.lost.push(Part::Journal(place));
         }
         for (index, sector) in block.chunks_exact(journal::SECTOR).enumerate() {
             if let Some(header) = headers[index] {
                 let entries = journal::entries(&header, index, sector);
-                self.read_record(step, &header, entries);
+                self.read_record(&header, entries, cx);
             }
         }
     }
 
-    fn read_journal_v1(&mut self, step: Step, place: u64, block: &[u8]) {
-        let blocks = self.superblock.journal_blocks;
-        let header = journal::v1::decode_header(&self.config.move_id, block);
+    fn read_journal_v1(&mut self, place: u64, block: &[u8], cx: &Context) {
+        let blocks = cx.superblock.journal_blocks;
+        let header = journal::v1::decode_header(&cx.config.move_id, block);
         if let Some(header) = header.filter(|header| header.sequence % blocks == place) {
             let entries = journal::v1::entries(&header, block);
-            self.read_record(step, &header, entries);
+            self.read_record(&header, entries, cx);
         }
     }
 
-    fn read_record(&mut self, step: Step, header: &Header, entries: impl Iterator<Item = Entry>) {
-        if step == Step::Headers {
+    fn read_record(&mut self, header: &Header, entries: impl Iterator<Item = Entry>, cx: &Context) {
+        if self.step == Step::Headers {
             self.see_header(header, entries);
-        } else if header.epoch == self.superblock.epoch {
-            self.read_entries(header, entries);
+        } else if header.epoch == cx.superblock.epoch {
+            self.read_entries(header, entries, cx);
         }
     }
 
     fn see_header(&mut self, header: &Header, entries: impl Iterator<Item = Entry>) {
-        let Some(opening) = self.opening() else {
-            return;
-        };
-        if opening.window.see(header) {
-            opening.voids.clear();
+        if self.window.see(header) {
+            self.voids.clear();
         }
-        if header.epoch < opening.window.epoch {
+        if header.epoch < self.window.epoch {
             return;
         }
         for entry in entries {
             if let Entry::Void { block } = entry {
-                let void = opening.voids.entry(block).or_default();
+                let void = self.voids.entry(block).or_default();
                 *void = header.sequence.max(*void);
             }
         }
     }
 
-    fn read_entries(&mut self, header: &Header, entries: impl Iterator<Item = Entry>) {
-        let blocks = self.map.blocks();
-        let keeps_tail = self.rules.keep(Rule::Tail);
-        let keeps_settled = self.rules.keep(Rule::SettledIsLocal);
-        let epoch = self.superblock.epoch;
-        let State::Opening(opening) = &mut self.state else {
-            return;
-        };
-        if keeps_tail && header.sequence < opening.window.tail {
+    fn read_entries(
+        &mut self,
+        header: &Header,
+        entries: impl Iterator<Item = Entry>,
+        cx: &Context,
+    ) {
+        if cx.rules.keep(Rule::Tail) && header.sequence < self.window.tail {
             return;
         }
+        let settled = header.sequence <= self.window.settled;
+        let map = self.regions.map_mut();
+        let blocks = map.blocks();
         for entry in entries {
             match entry {
                 Entry::Local { block, count } => {
-                    let end = block.saturating_add(u64::from(count)).min(blocks);
-                    (block..end).for_each(|block| self.map.set_local(block));
+                    let end = block.saturating_add(u64::from(count));
+                    let local = Blocks::new(Block(block), Block(end)).within(blocks);
+                    local.iter().for_each(|block| map.set_local(block));
                 }
-                Entry::Intent { block, checksum } if block < blocks => {
-                    let voided = opening
-                        .voids
-                        .get(&block)
-                        .is_some_and(|void| *void > header.sequence);
-                    if voided || self.map.is_local(block) {
+                Entry::Intent { block, checksum } if blocks.contains(Block(block)) => {
+                    let void = self.voids.get(&block);
+                    let voided = void.is_some_and(|void| *void > header.sequence);
+                    if voided || map.is_local(Block(block)) {
                         continue;
                     }
-                    if keeps_settled && header.sequence <= opening.window.settled {
-                        self.map.set_local(block);
+                    if cx.rules.keep(Rule::SettledIsLocal) && settled {
+                        map.set_local(Block(block));
                     } else {
-                        opening.intents.push(Intent {
+                        self.intents.push(Intent {
                             block,
-                            epoch,
+                            epoch: cx.superblock.epoch,
                             checksum,
                         });
                     }
@@ -809,103 +723,80 @@ impl Volume {
     }
 
     /// Read blocks of the destination that have intents.
-    fn begin_comparing(&mut self) {
-        while self.free_blocks.len() > 8 {
-            let State::Opening(opening) = &mut self.state else {
+    fn begin_comparing(&mut self, cx: &mut Context) {
+        while cx.free_blocks.len() > 8 {
+            let next = self.intents.get(self.cursor as usize);
+            let Some(Intent { block, .. }) = next.copied() else {
                 return;
             };
-            let Some(Intent { block, .. }) = opening.intents.get(opening.cursor as usize).copied()
-            else {
-                return;
-            };
-            while opening
-                .intents
-                .get(opening.cursor as usize)
-                .is_some_and(|next| next.block == block)
-            {
-                opening.cursor += 1;
-            }
-            if self.map.is_local(block) {
+            let after = self.intents.partition_point(|intent| intent.block <= block);
+            self.cursor = after as u64;
+            if self.regions.map().is_local(Block(block)) {
                 continue;
             }
-            let Some(slot) = self.free_blocks.pop() else {
+            let Some(slot) = cx.free_blocks.pop() else {
                 return;
             };
-            opening.comparing.push((slot, block, 1));
-            self.read_compared(slot, block);
+            self.comparing.push((slot, block, 1));
+            self.read_compared(slot, block, cx);
         }
     }
 
-    fn read_compared(&mut self, slot: u16, block: u64) {
-        let io = self.opening_io(u64::from(slot));
-        self.actions.push_back(Action::Read {
-            io,
-            device: Device::Data,
-            offset: block * BLOCK_SIZE,
-            length: BLOCK_SIZE as u32,
-            buffer: Buffer::Block(slot),
-        });
+    fn read_compared(&mut self, slot: u16, block: u64, cx: &mut Context) {
+        let job = self.job(u32::from(slot));
+        let bytes = Bytes::run(block * BLOCK_SIZE, BLOCK_SIZE);
+        cx.read(job, Device::Data, bytes, Buffer::Block(slot));
     }
 
     /// A block of the destination cannot be read: it stays unknown whether it is
     /// local. A destination that fails as a whole is another matter.
-    fn cannot_compare(&mut self, slot: u16, failure: Failure) {
-        let State::Opening(opening) = &mut self.state else {
-            return;
-        };
-        let found = opening.comparing.iter().position(|entry| entry.0 == slot);
+    fn cannot_compare(
+        &mut self,
+        slot: u16,
+        failure: Failure,
+        cx: &mut Context,
+    ) -> Result<(), OpenError> {
+        let found = self.comparing.iter().position(|entry| entry.0 == slot);
         let Some(at) = found else {
-            return;
+            return Ok(());
         };
         if !matches!(failure, Failure::Io | Failure::BadSector) {
-            return self.open_failed(OpenError::Device(Device::Data, failure));
+            return Err(OpenError::Device(Device::Data, failure));
         }
-        let (_, block, tries) = &mut opening.comparing[at];
+        let (_, block, tries) = &mut self.comparing[at];
         let block = *block;
         if *tries < COMPARE_TRIES {
             *tries += 1;
-            return self.read_compared(slot, block);
+            self.read_compared(slot, block, cx);
+            return Ok(());
         }
-        opening.comparing.swap_remove(at);
-        opening.failure = Some(failure);
+        self.comparing.swap_remove(at);
+        self.failure = Some(failure);
         self.stays_unreadable(block);
-        self.give_block(slot);
+        cx.give_block(slot);
+        Ok(())
     }
 
     /// Nothing is known of what a block holds but what it may be.
     fn stays_unreadable(&mut self, block: u64) {
-        if let Some(opening) = self.opening() {
-            let from = opening
-                .intents
-                .partition_point(|intent| intent.block < block);
-            let to = opening
-                .intents
-                .partition_point(|intent| intent.block <= block);
-            let Opening {
-                intents,
-                unreadable,
-                ..
-            } = opening;
-            unreadable.extend_from_slice(&intents[from..to]);
-        }
+        let from = self.intents.partition_point(|intent| intent.block < block);
+        let to = self.intents.partition_point(|intent| intent.block <= block);
+        self.unreadable.extend_from_slice(&self.intents[from..to]);
     }
 
     /// What is remembered of blocks that cannot be read: the newest intent of
     /// each, and as many of the others as there is room for.
     fn keep_unreadable(&mut self) -> Result<Unreadable, OpenError> {
         let mut kept = Unreadable::default();
-        let Some(opening) = self.opening() else {
-            return Ok(kept);
-        };
-        let failure = opening.failure.unwrap_or(Failure::Io);
-        opening.unreadable.sort_unstable();
-        opening.unreadable.reverse();
-        for intent in &opening.unreadable {
+        let failure = self.failure.unwrap_or(Failure::Io);
+        self.unreadable.sort_unstable();
+        self.unreadable.reverse();
+        for intent in &self.unreadable {
             if !kept.has(intent.block) && !kept.push(*intent) {
                 return Err(OpenError::Device(Device::Data, failure));
             }
         }
-        for intent in &opening.unreadable {
+        for intent in &self.unreadable {
             if !kept.intents().contains(intent) && !kept.push(*intent) {
                 break;
             }
@@ -913,28 +804,23 @@ impl Volume {
         Ok(kept)
     }
 
-    fn compare<M: Memory>(&mut self, slot: u16, memory: &M) {
-        let State::Opening(opening) = &mut self.state else {
-            return;
-        };
-        let found = opening.comparing.iter().position(|entry| entry.0 == slot);
+    fn compare<M: Memory>(&mut self, slot: u16, cx: &mut Context, memory: &M) {
+        let found = self.comparing.iter().position(|entry| entry.0 == slot);
         let Some(at) = found else {
             return;
         };
-        let (_, block, _) = opening.comparing.swap_remove(at);
-        let from = opening
-            .intents
-            .partition_point(|intent| intent.block < block);
-        let mut intents = opening.intents[from..]
+        let (_, block, _) = self.comparing.swap_remove(at);
+        let from = self.intents.partition_point(|intent| intent.block < block);
+        let mut intents = self.intents[from..]
             .iter()
             .take_while(|intent| intent.block == block);
         let content = memory.block(slot);
         if intents.any(|intent| checksum(intent.epoch, block, content) == intent.checksum) {
-            self.map.set_local(block);
-        } else if self.superblock.unreadable.has(block) {
+            self.regions.map_mut().set_local(Block(block));
+        } else if cx.superblock.unreadable.has(block) {
             // It may be what the guest wrote later, in part.
             self.stays_unreadable(block);
         }
-        self.give_block(slot);
+        cx.give_block(slot);
     }
 }

@@ -13,7 +13,8 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{Rate, Tag, Time};
+use crate::config::Rate;
+use crate::io::{Tag, Time};
 
 const SECOND: u64 = 1_000_000_000;
 const INTERVAL: u64 = SECOND / 10;

@@ -4,10 +4,12 @@
 //! answer.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::time::Duration;
 
-use crate::volume::{io, kind};
-use crate::{Action, BLOCK_SIZE, Buffer, Device, Failure, Memory, Notice, Time, Volume};
+use slab::Slab;
+
+use crate::context::{Context, Job};
+use crate::io::{Buffer, Device, Failure, Notice, Time};
+use crate::units::Bytes;
 
 /// How soon what was not answered is asked for again, in nanoseconds.
 pub(crate) const FIRST_RETRY: u64 = 100_000_000;
@@ -17,8 +19,7 @@ const LAST_RETRY: u64 = 5_000_000_000;
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     request: u32,
-    offset: u64,
-    length: u32,
+    bytes: Bytes,
     buffer: Buffer,
     /// When it was wanted.
     since: Time,
@@ -66,8 +67,7 @@ struct Away {
 /// What is being read from the source for guest requests.
 #[derive(Debug, Default)]
 pub(crate) struct Source {
-    pieces: Vec<Piece>,
-    free: Vec<u32>,
+    pieces: Slab<Piece>,
     /// Pieces that have not been asked for, because the source is away.
     held: VecDeque<u32>,
     /// Pieces that were not answered, and when to ask for them again.
@@ -164,175 +164,115 @@ impl Source {
         late
     }
 
-    fn add(&mut self, piece: Piece) -> u32 {
-        if let Some(index) = self.free.pop() {
-            self.pieces[index as usize] = piece;
-            return index;
-        }
-        self.pieces.push(piece);
-        (self.pieces.len() - 1) as u32
-    }
-}
-
-impl Volume {
-    /// Wait for the source no longer: what it does not answer fails, now and
-    /// from now on. For a volume that is given up, which has no successor.
-    pub const fn give_up_source(&mut self) {
-        self.config.source_timeout = Some(Duration::ZERO);
-    }
-
-    /// Read bytes of remote blocks for a guest's read.
-    pub(crate) fn read_remote<M: Memory>(
-        &mut self,
-        index: u32,
-        from: u64,
-        to: u64,
-        memory: &mut M,
-    ) {
-        let slow = self.requests[index as usize];
-        let source_end = self.superblock.source_size.clamp(from, to);
-        if source_end < to {
-            let offset = (source_end - slow.offset) as u32;
-            memory.zero_guest(slow.tag, offset, (to - source_end) as u32);
-        }
-        if from < source_end {
-            self.warm(from / BLOCK_SIZE, source_end.div_ceil(BLOCK_SIZE));
-            let buffer = Buffer::Guest {
-                tag: slow.tag,
-                offset: (from - slow.offset) as u32,
-            };
-            self.read_source(index, from, (source_end - from) as u32, buffer);
-        }
-    }
-
-    /// Read a remote block that is written in part into its buffer.
-    pub(crate) fn copy_up_remote<M: Memory>(
-        &mut self,
-        index: u32,
-        block: u64,
-        slot: u16,
-        memory: &mut M,
-    ) {
-        let offset = block * BLOCK_SIZE;
-        if offset >= self.superblock.source_size {
-            memory.block_mut(slot).fill(0);
-        } else {
-            self.read_source(index, offset, BLOCK_SIZE as u32, Buffer::Block(slot));
-        }
-    }
-
-    fn read_source(&mut self, request: u32, offset: u64, length: u32, buffer: Buffer) {
-        self.requests[request as usize].pending += 1;
-        let piece = self.source.add(Piece {
+    /// Read bytes of remote blocks for a request that could not be passed
+    /// through.
+    pub(crate) fn read(&mut self, request: u32, bytes: Bytes, buffer: Buffer, cx: &mut Context) {
+        let piece = self.pieces.insert(Piece {
             request,
-            offset,
-            length,
+            bytes,
             buffer,
-            since: self.time(),
+            since: cx.now,
             failed: None,
             backoff: FIRST_RETRY,
-        });
-        if self.source.is_away() {
-            self.source.held.push_back(piece);
+        }) as u32;
+        if self.is_away() {
+            self.held.push_back(piece);
         } else {
-            self.ask_source(piece);
+            self.ask(piece, cx);
         }
     }
 
-    fn ask_source(&mut self, index: u32) {
-        let piece = self.source.pieces[index as usize];
-        self.actions.push_back(Action::Read {
-            io: io(kind::SOURCE, u64::from(index)),
-            device: Device::Source,
-            offset: piece.offset,
-            length: piece.length,
-            buffer: piece.buffer,
-        });
+    fn ask(&self, index: u32, cx: &mut Context) {
+        let piece = self.pieces[index as usize];
+        cx.read(
+            Job::Source(index),
+            Device::Source,
+            piece.bytes,
+            piece.buffer,
+        );
     }
 
-    pub(crate) fn source_ended<M: Memory>(
+    /// A piece was read, or not; the request that it is of, if that is the end
+    /// of it.
+    pub(crate) fn ended(
         &mut self,
-        now: Time,
         index: u32,
         result: Result<(), Failure>,
-        memory: &mut M,
-    ) {
+        cx: &mut Context,
+    ) -> Option<u32> {
         if result != Err(Failure::Unreachable) {
-            self.source_answers();
-            return self.end_piece(index, result, memory);
+            self.answers(cx);
+            return Some(self.end_piece(index));
         }
-        let piece = &mut self.source.pieces[index as usize];
+        let piece = &mut self.pieces[index as usize];
         let known = piece.failed.is_some();
-        piece.failed.get_or_insert(now);
-        let again = now.after(piece.backoff);
+        piece.failed.get_or_insert(cx.now);
+        let again = cx.now.after(piece.backoff);
         piece.backoff = (piece.backoff * 2).min(LAST_RETRY);
-        self.source.unanswered.insert((again, index));
+        self.unanswered.insert((again, index));
         if !known {
-            self.source_is_away(now);
+            self.went_away(cx);
         }
+        None
     }
 
-    fn end_piece<M: Memory>(&mut self, index: u32, result: Result<(), Failure>, memory: &mut M) {
-        let request = self.source.pieces[index as usize].request;
-        self.source.free.push(index);
-        self.data_ended(request, result, memory);
+    /// Nothing more comes of a piece; the request that it is of.
+    pub(crate) fn end_piece(&mut self, index: u32) -> u32 {
+        self.pieces.remove(index as usize).request
     }
 
     /// The source has not answered a read of a place of which that was not
     /// known: that may be so with all of it.
-    pub(crate) fn source_is_away(&mut self, now: Time) {
-        if self.source.away.is_some() {
+    pub(crate) fn went_away(&mut self, cx: &mut Context) {
+        if self.away.is_some() {
             return;
         }
-        self.source.away = Some(Away {
-            since: now,
-            requests: Probe::new(now),
-            copies: Probe::new(now),
+        self.away = Some(Away {
+            since: cx.now,
+            requests: Probe::new(cx.now),
+            copies: Probe::new(cx.now),
         });
-        self.actions.push_back(Action::Notice(Notice::Stalled));
+        cx.notify(Notice::Stalled);
     }
 
     /// The source has answered a read. What it has left unanswered before it
     /// was away has to do with the place, and is asked for in its own time.
-    pub(crate) fn source_answers(&mut self) {
-        let Some(away) = self.source.away.take() else {
+    pub(crate) fn answers(&mut self, cx: &mut Context) {
+        let Some(away) = self.away.take() else {
             return;
         };
-        self.actions.push_back(Action::Notice(Notice::Resumed));
-        while let Some(piece) = self.source.held.pop_front() {
-            self.ask_source(piece);
+        cx.notify(Notice::Resumed);
+        while let Some(piece) = self.held.pop_front() {
+            self.ask(piece, cx);
         }
         let mut again = Vec::new();
-        let pieces = &self.source.pieces;
-        self.source.unanswered.retain(|(_, piece)| {
+        let pieces = &self.pieces;
+        self.unanswered.retain(|(_, piece)| {
             let new = pieces[*piece as usize].failed >= Some(away.since);
             if new {
                 again.push(*piece);
             }
             !new
         });
-        again.into_iter().for_each(|piece| self.ask_source(piece));
+        again.into_iter().for_each(|piece| self.ask(piece, cx));
     }
 
-    /// Ask the source again for what it is time for; give up what has waited
-    /// for too long, and all of it when a successor will ask.
-    pub(crate) fn source_due<M: Memory>(&mut self, now: Time, memory: &mut M) {
-        let patience = match self.config.source_timeout {
-            _ if self.is_closing() => Some(0),
+    /// Ask the source again for what it is time for; the pieces to give up:
+    /// those that have waited for too long, and all of them when a successor
+    /// will ask.
+    pub(crate) fn due(&mut self, cx: &mut Context) -> Vec<u32> {
+        if self.waiting() == 0 {
+            return Vec::new();
+        }
+        let patience = match cx.config.source_timeout {
+            _ if cx.closing => Some(0),
             timeout => timeout.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
         };
-        if !self.is_closing() {
-            while let Some(piece) = self.source.next_due(now) {
-                self.ask_source(piece);
+        if !cx.closing {
+            while let Some(piece) = self.next_due(cx.now) {
+                self.ask(piece, cx);
             }
         }
-        let Some(patience) = patience else {
-            return;
-        };
-        if self.source.waiting() > 0 {
-            for piece in self.source.overdue(now, patience) {
-                self.end_piece(piece, Err(Failure::Unreachable), memory);
-            }
-        }
+        patience.map_or_else(Vec::new, |patience| self.overdue(cx.now, patience))
     }
 }

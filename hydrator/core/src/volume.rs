@@ -1,65 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! The state machine: what is asked of it, and what comes of each completion.
+//! The state machine: what is asked of it, what comes of each completion, and
+//! who of its parts goes when.
 //!
-//! The parts of it: [`writes`](crate::writes) for requests to what is not
-//! settled, [`source`](crate::source) for what is read from the source,
-//! [`flushes`](crate::flushes) for flushes, settling and checkpoints,
-//! [`condensing`](crate::condensing) for those that leave the bitmap alone,
-//! [`hydration`](crate::hydration) for copies,
-//! [`verification`](crate::verification) for what is compared of them,
-//! [`opening`](crate::opening) for recovery.
+//! What is settled is passed through here. The rest is for the parts, each of
+//! which owns what it decides by: [`regions`](crate::regions) what is known of
+//! each block, [`journal`](crate::journal) the intents and how they are settled,
+//! [`source`](crate::source) the reads from the source, [`copier`](crate::copier)
+//! hydration and verification, [`requests`](crate::requests) the guest's requests
+//! that cannot be passed through, [`superblocks`](crate::superblocks) and
+//! [`opening`](crate::opening) their own.
 
-use std::collections::{BTreeSet, VecDeque};
-
-use crate::condensing::Condensing;
-use crate::flushes::{Checkpoint, Flushes};
-use crate::hydration::{Hydration, SCAN_MOST};
-use crate::log::Log;
-use crate::map::Map;
-use crate::opening::Opening;
-use crate::pace::{self, Pace};
-use crate::rules::Rules;
-use crate::source::Source;
-use crate::superblock::{Superblock, bitmap_blocks};
-use crate::unsettled::Unsettled;
-use crate::verification::Verification;
-use crate::writes::{Phase, Slow};
-use crate::{
-    Action, BLOCK_SIZE, Buffer, Config, Device, Failure, Io, Memory, Notice, OpenError, Operation,
-    Rate, Request, Tag, Time,
+use crate::config::{Config, Rate};
+use crate::context::{Context, Job};
+use crate::copier::Copier;
+use crate::io::{
+    Action, Buffer, Device, Failure, Io, Memory, Notice, OpenError, Operation, Request, Time,
 };
+use crate::journal::Journal;
+use crate::opening::{Opened, Opening};
+use crate::pace::Kind;
+use crate::parts::Parts;
+use crate::progress::Progress;
+use crate::regions::Regions;
+use crate::requests::Requests;
+use crate::source::Source;
+use crate::superblocks::Superblocks;
+use crate::units::{BLOCK_SIZE, Bytes, Offset};
 
-/// What an [`Io`] is for; its upper byte.
-pub(crate) mod kind {
-    /// Nothing waits for it.
-    pub(crate) const NOBODY: u64 = 0;
-    pub(crate) const PASS: u64 = 1;
-    pub(crate) const DATA: u64 = 2;
-    pub(crate) const SOURCE: u64 = 3;
-    pub(crate) const JOURNAL: u64 = 4;
-    pub(crate) const FLUSH: u64 = 5;
-    pub(crate) const BITMAP: u64 = 6;
-    pub(crate) const BITMAP_FLUSH: u64 = 7;
-    pub(crate) const SUPERBLOCK: u64 = 8;
-    pub(crate) const COPY_READ: u64 = 9;
-    pub(crate) const COPY_WRITE: u64 = 10;
-    pub(crate) const OPENING: u64 = 11;
-    pub(crate) const VERIFY: u64 = 12;
-    /// As PASS, and durable when it ends.
-    pub(crate) const PASS_FUA: u64 = 13;
-}
-
-pub(crate) const fn io(kind: u64, detail: u64) -> Io {
-    Io(kind << 56 | detail)
-}
-
-/// Blocks of 4 KiB that copy-ups leave for the metadata.
-pub(crate) const RESERVED_SLOTS: usize = 8;
+/// Regions that are looked at for something to copy at a time.
+const SCAN_MOST: u64 = 4096;
 
 /// Where a volume is in its life.
 #[derive(Debug)]
-pub(crate) enum State {
+enum State {
     Opening(Box<Opening>),
     Open,
     Closed,
@@ -68,105 +42,14 @@ pub(crate) enum State {
 /// A moving volume.
 #[derive(Debug)]
 pub struct Volume {
-    pub(crate) config: Config,
-    pub(crate) rules: Rules,
-    pub(crate) state: State,
-    /// As it is on the metadata device.
-    pub(crate) superblock: Superblock,
-    /// As it should be there.
-    pub(crate) wanted: Superblock,
-    /// What is being written, in which buffer, and to which copy.
-    writing_superblock: Option<(Superblock, u16, u64)>,
-    pub(crate) map: Map,
-    pub(crate) unsettled: Unsettled,
-    pub(crate) log: Log,
-    pub(crate) pace: Pace,
-    pub(crate) flushes: Flushes,
-    pub(crate) checkpoint: Checkpoint,
-    pub(crate) condensing: Condensing,
-    pub(crate) hydration: Hydration,
-    pub(crate) verification: Verification,
-    pub(crate) source: Source,
-    pub(crate) actions: VecDeque<Action>,
-    pub(crate) requests: Vec<Slow>,
-    pub(crate) free_requests: Vec<u32>,
-    /// Requests that wait for something, in the order in which they came.
-    pub(crate) parked: VecDeque<u32>,
-    /// Something has changed that a parked request may wait for.
-    pub(crate) retry: bool,
+    state: State,
+    parts: Parts,
+    copier: Copier,
+    requests: Requests,
+    superblocks: Superblocks,
     /// Requests passed through that have not ended.
     passing: u64,
-    pub(crate) free_blocks: Vec<u16>,
-    /// Writes to the destination in flight over content that is not settled.
-    pub(crate) second_writes: u32,
-    /// Writes in flight over what was read from the destination, though not
-    /// settled: such content, or copies that are not recorded.
-    pub(crate) overwrites: u32,
-    /// Large discards: the blocks from, to, and the request.
-    pub(crate) ranges: Vec<(u64, u64, u32)>,
-    /// Remote blocks of which it is not known what they hold.
-    pub(crate) unreadable: BTreeSet<u64>,
-    pub(crate) broken: bool,
-    closing: bool,
     done: bool,
-    pub(crate) written: u64,
-    pub(crate) metadata_written: u64,
-    now: Time,
-}
-
-/// How far the move is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// Size of the volume, in bytes.
-    pub size: u64,
-    /// Still only on the source, in bytes.
-    pub remote: u64,
-    /// Copied from the source since the volume was opened, in bytes, and
-    /// compared where that is to be done.
-    pub copied: u64,
-    /// Of these, zeros that were not written, in bytes.
-    pub zeros: u64,
-    /// What hydration may copy at present, in bytes per second; `None` is
-    /// without limit.
-    pub rate: Option<u64>,
-    /// Blocks that are local but not settled.
-    pub unsettled: u64,
-    /// Blocks of the journal in use.
-    pub journal_used: u64,
-    /// Length of the journal, in blocks.
-    pub journal_blocks: u64,
-    /// Bytes of guest writes to blocks that were not settled.
-    pub written: u64,
-    /// Bytes written to the metadata device.
-    pub metadata_written: u64,
-    /// Guest requests that wait for another request, the journal or the source.
-    pub waiting: u64,
-    /// Blocks of the source that cannot be read.
-    pub bad: u64,
-    /// Blocks that were to be copied and that the source does not answer: they
-    /// are asked for again.
-    pub unanswered: u64,
-    /// Of what was copied, compared with the source, in bytes.
-    pub verified: u64,
-    /// Blocks that were found to differ, each time they were.
-    pub differences: u64,
-    /// Blocks that differ although they were copied again; they are remote.
-    pub differing: u64,
-    /// Where the first of these is, in bytes.
-    pub first_differing: Option<u64>,
-    /// Blocks of which it is not known what they hold, as the destination could
-    /// not read them when the volume was opened.
-    pub unreadable: u64,
-    /// Where the first of these is, in bytes.
-    pub first_unreadable: Option<u64>,
-    /// Hydration may run: the source is immutable.
-    pub started: bool,
-    /// The source does not answer, or not everything.
-    pub stalled: bool,
-    /// Nothing is settled any more, see [`Notice::Broken`].
-    pub broken: bool,
-    /// See [`Notice::Done`].
-    pub done: bool,
 }
 
 impl Volume {
@@ -176,36 +59,26 @@ impl Volume {
     /// # Errors
     /// A figure of the configuration that cannot work.
     pub fn format(config: Config) -> Result<Self, OpenError> {
-        let needed = crate::metadata_size(config.size);
-        if config.metadata_size < needed {
-            return Err(OpenError::TooSmall {
-                needed,
-                found: config.metadata_size,
-            });
-        }
-        Self::new(config, Opening::format)
+        let superblock = config.superblock().map_err(OpenError::Config)?;
+        Self::format_with_journal(config, superblock.journal_blocks)
     }
 
     /// Like [`Volume::format`], with a journal of so many blocks instead of
-    /// [`superblock::journal_blocks`](crate::superblock::journal_blocks).
+    /// [`journal_blocks`](crate::format::superblock::journal_blocks).
     ///
     /// # Errors
     /// A figure of the configuration that cannot work.
     pub fn format_with_journal(config: Config, journal_blocks: u64) -> Result<Self, OpenError> {
-        let mut volume = Self::new(config, Opening::format)?;
-        volume.wanted.journal_blocks = journal_blocks;
-        volume
-            .wanted
-            .check()
-            .map_err(|_| OpenError::Config("the journal's length is out of bounds"))?;
-        let needed = volume.wanted.metadata_size();
-        if volume.config.metadata_size < needed {
-            return Err(OpenError::TooSmall {
-                needed,
-                found: volume.config.metadata_size,
-            });
+        let mut superblock = config.superblock().map_err(OpenError::Config)?;
+        superblock.journal_blocks = journal_blocks;
+        if superblock.check().is_err() {
+            return Err(OpenError::Config("the journal's length is out of bounds"));
         }
-        Ok(volume)
+        let (needed, found) = (superblock.metadata_size(), config.metadata_size);
+        if found < needed {
+            return Err(OpenError::TooSmall { needed, found });
+        }
+        Self::new(config, Opening::format(superblock))
     }
 
     /// Read the metadata of a move, recover what it was doing, and open the
@@ -214,248 +87,118 @@ impl Volume {
     /// # Errors
     /// A figure of the configuration that cannot work.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        Self::new(config, Opening::recover)
+        let superblock = config.superblock().map_err(OpenError::Config)?;
+        Self::new(config, Opening::recover(superblock))
     }
 
-    fn new(config: Config, opening: impl FnOnce() -> Opening) -> Result<Self, OpenError> {
-        let superblock = Superblock {
-            version: crate::superblock::VERSION,
-            move_id: config.move_id,
-            generation: 0,
-            epoch: 1,
-            size: config.size,
-            source_size: config.source_size,
-            logical_block_size: config.logical_block_size,
-            journal_blocks: crate::superblock::journal_blocks(config.size),
-            bitmap_blocks: bitmap_blocks(config.size),
-            started: false,
-            complete: false,
-            unreadable: crate::superblock::Unreadable::default(),
-        };
-        let holds = [
-            (
-                superblock.check().is_ok(),
-                "sizes must be multiples of 4096 bytes, up to 64 TiB, \
-                 the source's not the larger, logical blocks of 512 or 4096 bytes",
-            ),
-            (config.requests > 0, "there must be room for a request"),
-            (config.block_slots >= 16, "there must be 16 blocks or more"),
-            (config.copies > 0, "there must be a buffer for copies"),
-            (
-                config.region_blocks.is_power_of_two() && config.region_blocks <= 256,
-                "a region's blocks must be a power of two, up to 256",
-            ),
-            (
-                config.range_from > 0 && config.range_from <= 256,
-                "a range must begin at 1 to 256 blocks",
-            ),
-            (
-                config.journal_depth > 0 && config.unsettled >= 512,
-                "journal depth must be 1, unsettled blocks 512 at least",
-            ),
-        ];
-        if let Some((_, what)) = holds.iter().find(|(holds, _)| !holds) {
-            return Err(OpenError::Config(what));
-        }
+    fn new(config: Config, opening: Opening) -> Result<Self, OpenError> {
+        let superblock = config.superblock().map_err(OpenError::Config)?;
         Ok(Self {
-            rules: Rules::default(),
-            state: State::Opening(Box::new(opening())),
-            superblock,
-            wanted: superblock,
-            writing_superblock: None,
-            map: Map::default(),
-            unsettled: Unsettled::default(),
-            log: Log::default(),
-            pace: Pace::new(config.rate),
-            flushes: Flushes::default(),
-            checkpoint: Checkpoint::default(),
-            condensing: Condensing::new(),
-            hydration: Hydration::new(config.copies),
-            verification: Verification::new(&config),
-            source: Source::default(),
-            actions: VecDeque::with_capacity(1024),
-            requests: Vec::with_capacity(config.requests),
-            free_requests: Vec::with_capacity(config.requests),
-            parked: VecDeque::with_capacity(config.requests),
-            retry: false,
+            state: State::Opening(Box::new(opening)),
+            copier: Copier::new(&config),
+            requests: Requests::new(config.requests),
+            superblocks: Superblocks::default(),
+            parts: Parts {
+                regions: Regions::default(),
+                journal: Journal::new(superblock.journal_blocks, config.unsettled),
+                source: Source::default(),
+                cx: Context::new(config, superblock),
+            },
             passing: 0,
-            free_blocks: (0..config.block_slots).rev().collect(),
-            second_writes: 0,
-            overwrites: 0,
-            ranges: Vec::new(),
-            unreadable: BTreeSet::new(),
-            broken: false,
-            closing: false,
             done: false,
-            written: 0,
-            metadata_written: 0,
-            now: Time(0),
-            config,
         })
     }
 
     /// Leave out a rule, to see whether the tests notice.
     #[cfg(feature = "mutants")]
     pub fn drop_rule(&mut self, rule: crate::Rule) {
-        self.rules.dropped = Some(rule);
+        self.parts.cx.rules.dropped = Some(rule);
     }
 
     /// A guest's request. Its [`Action::Complete`] follows when it has ended.
     pub fn request<M: Memory>(&mut self, now: Time, request: Request, memory: &mut M) {
-        self.now = now;
-        if !matches!(self.state, State::Open) || self.closing {
-            return self.refuse(request.tag, Failure::NotOpen);
+        let cx = &mut self.parts.cx;
+        cx.now = now;
+        if !matches!(self.state, State::Open) || cx.closing {
+            return cx.refuse(request.tag, Failure::NotOpen);
         }
         if request.operation == Operation::Flush {
-            self.time_request(&request, pace::Kind::Flush);
-            return self.flush_requested(request.tag);
+            self.time(&request, Kind::Flush);
+            return self.parts.journal.flush_requested(request.tag);
         }
-        let size = self.map.size();
-        let unit = u64::from(self.config.logical_block_size);
-        let Some(end) = request.offset.checked_add(request.length) else {
-            return self.refuse(request.tag, Failure::Invalid);
-        };
-        if end > size || (request.offset | request.length) % unit != 0 {
-            return self.refuse(request.tag, Failure::Invalid);
+        let unit = u64::from(cx.config.logical_block_size);
+        let inside = self.is_inside(request.offset, request.length);
+        if !inside || (request.offset | request.length) % unit != 0 {
+            return self.parts.cx.refuse(request.tag, Failure::Invalid);
         }
-        match request.operation {
-            Operation::Read => self.read(request, memory),
-            Operation::Write { fua } => self.write(request, fua, memory),
-            Operation::Discard => {
-                let first = request.offset.next_multiple_of(BLOCK_SIZE);
-                let end = end / BLOCK_SIZE * BLOCK_SIZE;
-                let inner = Request {
-                    offset: first,
-                    length: end.saturating_sub(first),
-                    ..request
-                };
-                self.zero(inner, false, memory);
-            }
-            Operation::WriteZeroes { fua } => self.zero(request, fua, memory),
-            Operation::Flush => {}
+        let has_content = matches!(request.operation, Operation::Read | Operation::Write { .. });
+        if has_content && u32::try_from(request.length).is_err() {
+            return self.parts.cx.refuse(request.tag, Failure::Invalid);
         }
+        if request.operation == Operation::Discard {
+            return self.handle(discardable(request), memory);
+        }
+        self.handle(request, memory);
     }
 
-    pub(crate) const fn time(&self) -> Time {
-        self.now
-    }
-
-    #[inline]
-    fn time_request(&mut self, request: &Request, kind: pace::Kind) {
-        let alone = self.hydration.is_idle();
-        self.pace
-            .begun(self.now, request.tag, kind, request.length, alone);
-    }
-
-    fn refuse(&mut self, tag: Tag, failure: Failure) {
-        self.actions.push_back(Action::Complete {
-            tag,
-            result: Err(failure),
-        });
-    }
-
-    /// Answer the guest; a successor answers what waits for the source.
-    #[inline]
-    pub(crate) fn answer(&mut self, tag: Tag, result: Result<(), Failure>) {
-        self.pace.ended(self.now, tag);
-        if self.closing && result == Err(Failure::Unreachable) {
-            return;
-        }
-        self.actions.push_back(Action::Complete { tag, result });
-    }
-
-    fn read<M: Memory>(&mut self, request: Request, memory: &mut M) {
-        let Ok(length) = u32::try_from(request.length) else {
-            return self.refuse(request.tag, Failure::Invalid);
-        };
-        if length == 0 {
-            return self.answer(request.tag, Ok(()));
-        }
-        let (first, end) = blocks(request.offset, request.length);
-        if self.map.all_local(first, end) && !self.is_overwritten(first, end) {
-            self.time_request(&request, pace::Kind::Read);
-            self.passing += 1;
-            self.actions.push_back(Action::Read {
-                io: io(kind::PASS, u64::from(request.tag.0)),
-                device: Device::Data,
-                offset: request.offset,
-                length,
-                buffer: Buffer::Guest {
-                    tag: request.tag,
-                    offset: 0,
-                },
-            });
-            return;
-        }
-        self.time_request(&request, pace::Kind::RemoteRead);
-        self.admit(request, false, Phase::Read, memory);
-    }
-
-    fn write<M: Memory>(&mut self, request: Request, fua: bool, memory: &mut M) {
-        let Ok(length) = u32::try_from(request.length) else {
-            return self.refuse(request.tag, Failure::Invalid);
-        };
-        if length == 0 {
-            return self.answer(request.tag, Ok(()));
-        }
-        self.time_request(&request, pace::Kind::Write);
-        let (first, end) = blocks(request.offset, request.length);
-        if self.all_settled(first, end) {
-            self.passing += 1;
-            self.actions.push_back(Action::Write {
-                io: passing(&request, fua),
-                device: Device::Data,
-                offset: request.offset,
-                length,
-                buffer: Buffer::Guest {
-                    tag: request.tag,
-                    offset: 0,
-                },
-                fua,
-            });
-            return;
-        }
-        self.admit(request, fua, Phase::Claim, memory);
-    }
-
-    fn zero<M: Memory>(&mut self, request: Request, fua: bool, memory: &mut M) {
+    /// Pass a request through, if no more than the disk is needed; the write
+    /// path begins here and goes on in [`requests`](crate::requests).
+    fn handle<M: Memory>(&mut self, request: Request, memory: &mut M) {
         if request.length == 0 {
-            return self.answer(request.tag, Ok(()));
+            return self.parts.cx.answer(request.tag, Ok(()));
         }
-        let (first, end) = blocks(request.offset, request.length);
-        if self.all_settled(first, end) {
-            self.passing += 1;
-            self.actions.push_back(Action::Zero {
-                io: passing(&request, fua),
-                device: Device::Data,
-                offset: request.offset,
-                length: request.length,
-                fua,
-            });
-            return;
+        let bytes = Bytes::run(request.offset, request.length);
+        let regions = &self.parts.regions;
+        let (passes, kind) = if request.operation == Operation::Read {
+            let local = regions.map().all_local(bytes.blocks());
+            let passes = local && !regions.is_overwritten(bytes.blocks());
+            (
+                passes,
+                Some(if passes { Kind::Read } else { Kind::RemoteRead }),
+            )
+        } else {
+            let settled = regions.all_settled(bytes.blocks(), self.parts.cx.rules);
+            let timed = matches!(request.operation, Operation::Write { .. });
+            (settled, timed.then_some(Kind::Write))
+        };
+        if let Some(kind) = kind {
+            self.time(&request, kind);
         }
-        self.admit(request, fua, Phase::Claim, memory);
+        if passes {
+            return self.pass(request, bytes);
+        }
+        let (copier, parts) = (&mut self.copier, &mut self.parts);
+        self.requests.begin(request, copier, parts, memory);
     }
 
-    /// Whether a block is settled: I/O to it needs no more than the disk.
-    #[inline]
-    pub(crate) fn is_settled(&self, block: u64) -> bool {
-        let region = self.map.region_of(block);
-        self.map.is_local(block)
-            && (self.map.region_is_quiet(region)
-                || !self.unsettled.contains_key(&block)
-                    && (self.hydration.is_hydrated(&self.map, block).is_none()
-                        || !self.rules.keep(crate::rules::Rule::HydratedIsNotSettled)))
+    /// Pass a request through.
+    fn pass(&mut self, request: Request, bytes: Bytes) {
+        self.passing += 1;
+        let cx = &mut self.parts.cx;
+        let tag = request.tag;
+        let buffer = Buffer::Guest { tag, offset: 0 };
+        let job = |fua| {
+            if fua {
+                Job::PassedFua(tag)
+            } else {
+                Job::Passed(tag)
+            }
+        };
+        match request.operation {
+            Operation::Read => cx.read(Job::Passed(tag), Device::Data, bytes, buffer),
+            Operation::Write { fua } => cx.write(job(fua), bytes, buffer, fua),
+            Operation::WriteZeroes { fua } => cx.zero(job(fua), bytes, fua),
+            Operation::Discard | Operation::Flush => cx.zero(job(false), bytes, false),
+        }
     }
 
+    /// Note when a request came, to know how long it takes.
     #[inline]
-    fn all_settled(&self, first: u64, end: u64) -> bool {
-        if !self.map.all_local(first, end) {
-            return false;
-        }
-        let mut regions = self.map.region_of(first)..=self.map.region_of(end - 1);
-        regions.all(|region| self.map.region_is_quiet(region))
-            || (first..end).all(|block| self.is_settled(block))
+    fn time(&mut self, request: &Request, kind: Kind) {
+        let alone = self.copier.is_idle();
+        let cx = &mut self.parts.cx;
+        cx.pace
+            .begun(cx.now, request.tag, kind, request.length, alone);
     }
 
     /// An operation has ended.
@@ -466,30 +209,52 @@ impl Volume {
         result: Result<(), Failure>,
         memory: &mut M,
     ) {
-        self.now = now;
-        let detail = io.0 & (u64::MAX >> 8);
-        match io.0 >> 56 {
-            kind::PASS => {
+        self.parts.cx.now = now;
+        let (copier, parts) = (&mut self.copier, &mut self.parts);
+        let Parts {
+            cx,
+            regions,
+            journal,
+            source,
+        } = parts;
+        match Job::of(io) {
+            Job::Nobodys => {}
+            Job::Passed(tag) => {
                 self.passing -= 1;
-                self.answer(Tag(detail as u32), result);
+                cx.answer(tag, result);
             }
-            kind::PASS_FUA => {
+            Job::PassedFua(tag) => {
                 self.passing -= 1;
-                self.durable_ended(result);
-                self.answer(Tag(detail as u32), result);
+                cx.durable_ended(result);
+                cx.answer(tag, result);
             }
-            kind::DATA => self.data_ended(detail as u32, result, memory),
-            kind::SOURCE => self.source_ended(now, detail as u32, result, memory),
-            kind::JOURNAL => self.group_ended(detail as u32, result, memory),
-            kind::FLUSH => self.flush_ended(detail, result),
-            kind::BITMAP => self.bitmap_block_ended(detail as u16, result),
-            kind::BITMAP_FLUSH => self.bitmap_flushed(result),
-            kind::SUPERBLOCK => self.superblock_ended(result),
-            kind::COPY_READ => self.copy_read(now, detail as u16, result, memory),
-            kind::VERIFY => self.verify_read(now, detail as u16, result, memory),
-            kind::COPY_WRITE => self.copy_written(detail as u16, result),
-            kind::OPENING => self.opening_ended(detail, result, memory),
-            _ => {}
+            Job::Request(key) => self.requests.ended(key, result, copier, parts, memory),
+            Job::Source(piece) => {
+                if let Some(key) = source.ended(piece, result, cx) {
+                    self.requests.ended(key, result, copier, parts, memory);
+                }
+            }
+            Job::Group(index) => {
+                let mut waiting = journal.group_ended(index, result, regions, cx);
+                for key in waiting.drain(..) {
+                    self.requests.recorded(key, result, copier, parts, memory);
+                }
+                parts.journal.recycle(waiting);
+            }
+            Job::Flush(device) => journal.flush_ended(device, result, regions, cx),
+            Job::Bitmap(slot) => journal.bitmap_block_ended(slot, result, cx),
+            Job::BitmapFlush => journal.bitmap_flushed(result, regions, cx),
+            Job::Superblock => self.superblocks.ended(result, cx),
+            Job::CopyRead(slot) => copier.read_ended(slot, result, parts, memory),
+            Job::CopyWrite(slot) => copier.write_ended(slot, result, parts),
+            Job::Verify(slot) => copier.verify_read_ended(slot, result, parts, memory),
+            Job::Opening(detail) => {
+                if let State::Opening(opening) = &mut self.state {
+                    if let Err(error) = opening.ended(detail, result, cx, memory) {
+                        self.open_failed(error);
+                    }
+                }
+            }
         }
     }
 
@@ -499,211 +264,193 @@ impl Volume {
         if !matches!(self.state, State::Open) {
             return None;
         }
-        [
-            self.source.wake_at(),
-            // Nothing is copied any more when the volume is being closed.
-            self.hydration.wake_at.filter(|_| !self.closing),
-            self.checkpoint.wake_at,
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+        // Nothing is copied any more when the volume is being closed.
+        let copier = self.copier.wake_at().filter(|_| !self.parts.cx.closing);
+        let times = [
+            self.parts.source.wake_at(),
+            copier,
+            self.parts.journal.wake_at(),
+        ];
+        times.into_iter().flatten().min()
     }
 
     /// End a batch, and take what is to be done.
     pub fn actions<M: Memory>(&mut self, now: Time, memory: &mut M, sink: impl FnMut(Action)) {
-        self.now = now;
-        match self.state {
+        self.parts.cx.now = now;
+        match &mut self.state {
             State::Open => self.advance(memory),
-            State::Opening(_) => self.opening_advance(memory),
+            State::Opening(opening) => match opening.advance(&mut self.parts.cx, memory) {
+                Ok(Some(opened)) => self.opened(opened),
+                Ok(None) => {}
+                Err(error) => self.open_failed(error),
+            },
             State::Closed => {}
         }
-        self.actions.drain(..).for_each(sink);
+        self.parts.cx.hand_out(sink);
     }
 
+    fn opened(&mut self, opened: Opened) {
+        self.parts.regions = opened.regions;
+        self.copier.holes = opened.holes;
+        self.superblocks.started |= opened.superblock.started;
+        self.superblocks.complete = opened.superblock.complete;
+        let cx = &mut self.parts.cx;
+        self.parts.journal = Journal::new(opened.superblock.journal_blocks, cx.config.unsettled);
+        cx.superblock = opened.superblock;
+        cx.changed = true;
+        cx.notify(Notice::Open);
+        self.state = State::Open;
+    }
+
+    fn open_failed(&mut self, error: OpenError) {
+        self.state = State::Closed;
+        self.parts.cx.notify(Notice::OpenFailed(error));
+    }
+
+    /// Let all parts go on until nothing changes any more.
     fn advance<M: Memory>(&mut self, memory: &mut M) {
         let mut budget = SCAN_MOST;
         loop {
-            self.source_due(self.now, memory);
-            self.submit_flush();
-            self.settle_what_is_waited_for();
-            self.hand_out_groups(memory);
-            self.advance_checkpoint(self.now, memory);
-            if !self.closing {
-                self.hydrate(self.now, &mut budget);
+            self.ask_source(memory);
+            let Parts {
+                cx,
+                regions,
+                journal,
+                ..
+            } = &mut self.parts;
+            journal.submit_flush(regions, cx);
+            journal.settle_what_is_waited_for(regions, cx);
+            self.write_journal(memory);
+            let Parts {
+                cx,
+                regions,
+                journal,
+                ..
+            } = &mut self.parts;
+            journal.advance_checkpoint(regions, cx, memory);
+            if !cx.closing {
+                self.copier.advance(&mut self.parts, &mut budget);
             }
-            if !core::mem::take(&mut self.retry) {
+            if !core::mem::take(&mut self.parts.cx.changed) {
                 break;
             }
-            self.retry_parked(memory);
+            let (copier, parts) = (&mut self.copier, &mut self.parts);
+            self.requests.retry(copier, parts, memory);
         }
         self.finish();
-        self.write_superblock(memory);
+        self.superblocks.advance(&mut self.parts.cx, memory);
     }
 
-    fn retry_parked<M: Memory>(&mut self, memory: &mut M) {
-        let mut kept = 0;
-        for _ in 0..self.parked.len() {
-            let Some(index) = self.parked.pop_front() else {
-                return;
-            };
-            let overtakes = self
-                .parked
-                .iter()
-                .rev()
-                .take(kept)
-                .any(|earlier| self.must_follow(index, *earlier));
-            if overtakes || !self.attempt(index, memory) {
-                self.parked.push_back(index);
-                kept += 1;
+    /// Ask the source for what it is time for, and give up what has waited for
+    /// too long.
+    fn ask_source<M: Memory>(&mut self, memory: &mut M) {
+        let (copier, parts) = (&mut self.copier, &mut self.parts);
+        for piece in parts.source.due(&mut parts.cx) {
+            let key = parts.source.end_piece(piece);
+            let silence = Err(Failure::Unreachable);
+            self.requests.ended(key, silence, copier, parts, memory);
+        }
+    }
+
+    /// Hand out the groups of the journal that need not wait, each with the data
+    /// that follow it; or give them up if nothing is recorded any more.
+    fn write_journal<M: Memory>(&mut self, memory: &mut M) {
+        let (copier, parts) = (&mut self.copier, &mut self.parts);
+        if parts.cx.broken {
+            while let Some(waiting) = parts.journal.give_up_group(&mut parts.cx) {
+                for key in waiting {
+                    let failed = Err(Failure::Io);
+                    self.requests.recorded(key, failed, copier, parts, memory);
+                }
+            }
+            return;
+        }
+        parts.journal.seal(&mut parts.cx);
+        while let Some(sequence) = parts.journal.write_group(&mut parts.cx, memory) {
+            while let Some(key) = parts.journal.next_behind(sequence) {
+                self.requests.send_data(key, &mut parts.cx);
             }
         }
     }
 
     /// Whether nothing of the guest's is in flight.
     fn is_quiet(&self) -> bool {
-        self.passing == 0
-            && self.free_requests.len() == self.requests.len()
-            && self.flushes.is_idle()
+        self.passing == 0 && self.requests.is_empty() && self.parts.journal.has_no_flush()
+    }
+
+    /// Whether all that is local is in the bitmap.
+    fn is_recorded(&self) -> bool {
+        let regions = &self.parts.regions;
+        regions.unsettled() == 0
+            && regions.copied().is_empty()
+            && self.copier.is_idle()
+            && !regions.map().any_dirty()
+            && self.parts.journal.has_no_checkpoint()
     }
 
     fn finish(&mut self) {
-        let recorded = self.unsettled.is_empty()
-            && self.hydration.is_recorded()
-            && !self.map.any_dirty()
-            && self.checkpoint.is_idle();
-        if self.map.remote() == 0 && recorded && !self.broken {
-            self.wanted.complete = true;
-            if self.superblock.complete && !self.done {
+        let (broken, closing) = (self.parts.cx.broken, self.parts.cx.closing);
+        let all_local = self.parts.regions.map().remote() == 0;
+        if !self.done && all_local && !broken && self.is_recorded() {
+            self.superblocks.complete = true;
+            if self.parts.cx.superblock.complete {
                 self.done = true;
-                self.actions.push_back(Action::Notice(Notice::Done));
+                self.parts.cx.notify(Notice::Done);
             }
         }
-        if self.closing
+        if closing
+            && (broken || self.is_recorded())
             && self.is_quiet()
-            && self.hydration.is_idle()
-            && (recorded || self.broken)
-            && self.log.writing == 0
-            && !self.log.has_open()
-            && self.writing_superblock.is_none()
+            && self.copier.is_idle()
+            && self.parts.journal.is_written()
+            && self.superblocks.is_idle()
         {
-            self.state = State::Closed;
-            self.actions.push_back(Action::Notice(Notice::Closed));
+            self.closed();
         }
     }
 
-    /// Nothing is recorded any more: a disk has failed what it must not.
-    pub(crate) fn fail(&mut self, device: Device) {
-        if !self.broken {
-            self.broken = true;
-            self.actions
-                .push_back(Action::Notice(Notice::Broken(device)));
-        }
-        self.retry = true;
+    fn closed(&mut self) {
+        self.state = State::Closed;
+        self.parts.cx.notify(Notice::Closed);
     }
 
-    /// What was to be durable on the destination has ended. If it failed, the
-    /// disk may have dropped what it had in its cache, as when a flush fails;
-    /// without space there was nothing to flush.
-    pub(crate) fn durable_ended(&mut self, result: Result<(), Failure>) {
-        if result.is_err_and(|failure| failure != Failure::NoSpace) {
-            self.fail(Device::Data);
-        }
-    }
-
-    /// A block of 4 KiB, if there is one beyond `reserved`.
-    pub(crate) fn take_block(&mut self, reserved: usize) -> Option<u16> {
-        if self.free_blocks.len() <= reserved {
-            return None;
-        }
-        self.free_blocks.pop()
-    }
-
-    pub(crate) fn give_block(&mut self, slot: u16) {
-        self.free_blocks.push(slot);
-        self.retry = true;
-    }
-
-    /// Write a block of 4 KiB of the metadata.
-    pub(crate) fn write_metadata(&mut self, io: Io, block: u64, slot: u16, fua: bool) {
-        self.metadata_written += BLOCK_SIZE;
-        self.actions.push_back(Action::Write {
-            io,
-            device: Device::Metadata,
-            offset: block * BLOCK_SIZE,
-            length: BLOCK_SIZE as u32,
-            buffer: Buffer::Block(slot),
-            fua,
-        });
-    }
-
-    fn write_superblock<M: Memory>(&mut self, memory: &mut M) {
-        let told = (self.superblock.started, self.superblock.complete);
-        let wanted = (self.wanted.started, self.wanted.complete);
-        if wanted == told || self.writing_superblock.is_some() || self.broken {
-            return;
-        }
-        let Some(slot) = self.take_block(0) else {
-            return;
-        };
-        let next = Superblock {
-            generation: self.superblock.generation + 1,
-            ..self.wanted
-        };
-        next.encode(memory.block_mut(slot));
-        self.writing_superblock = Some((next, slot, 0));
-        self.write_metadata(io(kind::SUPERBLOCK, 0), 0, slot, true);
-    }
-
-    fn superblock_ended(&mut self, result: Result<(), Failure>) {
-        let Some((written, slot, copy)) = self.writing_superblock.take() else {
-            return;
-        };
-        if result.is_ok() && copy == 0 {
-            // Nothing counts before both say it: either may be damaged.
-            self.writing_superblock = Some((written, slot, 1));
-            return self.write_metadata(io(kind::SUPERBLOCK, 0), 1, slot, true);
-        }
-        self.give_block(slot);
-        if result.is_err() {
-            return self.fail(Device::Metadata);
-        }
-        let before = core::mem::replace(&mut self.superblock, written);
-        if written.started && !before.started {
-            self.actions.push_back(Action::Notice(Notice::Started));
-        }
+    fn is_inside(&self, offset: u64, length: u64) -> bool {
+        let end = offset.checked_add(length).map(Offset);
+        end.is_some_and(|end| end <= self.parts.regions.map().blocks().end.start())
     }
 
     /// Whether I/O there goes straight to the destination: everything is
     /// settled. Once true, it stays so.
     #[must_use]
     pub fn passes_through(&self, offset: u64, length: u64) -> bool {
-        let inside = offset
-            .checked_add(length)
-            .is_some_and(|end| end <= self.map.size());
-        if !inside || length == 0 {
-            return false;
-        }
-        let (first, end) = blocks(offset, length);
-        self.all_settled(first, end)
+        let Parts { cx, regions, .. } = &self.parts;
+        self.is_inside(offset, length)
+            && length > 0
+            && regions.all_settled(Bytes::run(offset, length).blocks(), cx.rules)
     }
 
     /// The source is immutable from now on: hydrate. Ends with
     /// [`Notice::Started`]. It is remembered when the volume is opened anew.
-    pub fn start(&mut self) {
-        self.wanted.started = true;
+    pub const fn start(&mut self) {
+        self.superblocks.started = true;
     }
 
     /// How fast to copy from now on.
-    pub fn set_rate(&mut self, rate: Rate) {
-        self.config.rate = rate;
-        self.pace.configure(rate);
+    pub const fn set_rate(&mut self, rate: Rate) {
+        self.parts.cx.config.rate = rate;
+        self.parts.cx.pace.configure(rate);
     }
 
     /// Ask the source again at once, also for what it could not read.
     pub fn retry_source(&mut self) {
-        self.hydration.retry_source();
-        self.source.due_at_once();
+        self.copier.retry_source();
+        self.parts.source.due_at_once();
+    }
+
+    /// Wait for the source no longer: what it does not answer fails, now and
+    /// from now on. For a volume that is given up, which has no successor.
+    pub const fn give_up_source(&mut self) {
+        self.parts.cx.config.source_timeout = Some(core::time::Duration::ZERO);
     }
 
     /// Take no more requests, end what is in flight, record it. Ends with
@@ -711,64 +458,67 @@ impl Volume {
     /// waited for: it has changed nothing, and gets no [`Action::Complete`]. A
     /// successor is sent it once more.
     pub fn close(&mut self) {
-        if matches!(self.state, State::Open) {
-            self.closing = true;
-        } else if matches!(self.state, State::Opening(_)) {
-            self.state = State::Closed;
-            self.actions.push_back(Action::Notice(Notice::Closed));
+        match self.state {
+            State::Open => self.parts.cx.closing = true,
+            State::Opening(_) => self.closed(),
+            State::Closed => {}
         }
-    }
-
-    pub(crate) const fn is_closing(&self) -> bool {
-        self.closing
     }
 
     /// How far the move is.
     #[must_use]
     pub fn progress(&self) -> Progress {
-        let differing = &self.verification.differing;
+        let Parts {
+            cx,
+            regions,
+            journal,
+            source,
+        } = &self.parts;
+        let copier = &self.copier;
+        let blocks = regions.map().blocks();
+        let unreadable = regions.unreadable_in(blocks);
+        let differing = copier.differing().next();
+        let waiting = source.waiting() as u64;
         Progress {
-            size: self.map.size(),
-            remote: self.map.remote() * BLOCK_SIZE,
-            copied: self.hydration.copied,
-            zeros: self.hydration.zeros,
-            rate: self.pace.rate(),
-            unsettled: self.unsettled.len() as u64 + self.hydration.unrecorded,
-            journal_used: self.log.used(),
-            journal_blocks: self.superblock.journal_blocks,
-            written: self.written,
-            metadata_written: self.metadata_written,
-            waiting: self.parked.len() as u64 + self.source.waiting() as u64,
-            bad: self.hydration.bad.len() as u64,
-            unanswered: self.hydration.unanswered_blocks,
-            verified: self.verification.verified,
-            differences: self.verification.differences,
-            differing: self.verification.differing.len() as u64,
-            first_differing: differing.first().map(|block| block * BLOCK_SIZE),
-            unreadable: self.unreadable.len() as u64,
-            first_unreadable: self.unreadable.first().map(|block| block * BLOCK_SIZE),
-            started: self.superblock.started,
-            stalled: self.source.is_away()
-                || self.source.waiting() > 0
-                || self.hydration.unanswered_blocks > 0,
-            broken: self.broken,
+            size: blocks.bytes(),
+            remote: regions.map().remote() * BLOCK_SIZE,
+            copied: copier.copied,
+            zeros: copier.zeros,
+            rate: cx.pace.rate(),
+            unsettled: regions.unsettled() as u64 + regions.copied().count(),
+            journal_used: journal.used(),
+            journal_blocks: cx.superblock.journal_blocks,
+            written: self.requests.written,
+            metadata_written: cx.metadata_written,
+            waiting: self.requests.waiting() as u64 + waiting,
+            bad: copier.bad().len() as u64,
+            unanswered: copier.unanswered(),
+            verified: copier.verified(),
+            differences: copier.differences(),
+            differing: copier.differing().len() as u64,
+            first_differing: differing.map(|block| block.start().0),
+            unreadable: regions.unreadable() as u64,
+            first_unreadable: unreadable.map(|block| block.start().0),
+            started: cx.superblock.started,
+            stalled: source.is_away() || waiting > 0 || copier.unanswered() > 0,
+            broken: cx.broken,
             done: self.done,
         }
     }
 
     /// Blocks of the source that cannot be read, by their offset in bytes.
     pub fn bad_blocks(&self) -> impl Iterator<Item = u64> {
-        self.hydration.bad.iter().map(|block| block * BLOCK_SIZE)
+        self.copier.bad().map(|block| block.start().0)
     }
 }
 
-/// The name of what is passed through.
-const fn passing(request: &Request, fua: bool) -> Io {
-    let kind = if fua { kind::PASS_FUA } else { kind::PASS };
-    io(kind, request.tag.0 as u64)
-}
-
-/// The blocks that bytes lie in: the first, and the one after the last.
-pub(crate) const fn blocks(offset: u64, length: u64) -> (u64, u64) {
-    (offset / BLOCK_SIZE, (offset + length).div_ceil(BLOCK_SIZE))
+/// The whole blocks of a discard: others keep their content.
+const fn discardable(request: Request) -> Request {
+    let from = Offset(request.offset).align_up();
+    let to = Offset(request.offset + request.length).align_down();
+    Request {
+        offset: from.0,
+        length: to.0.saturating_sub(from.0),
+        ..request
+    }
 }

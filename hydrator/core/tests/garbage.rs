@@ -2,14 +2,14 @@
 
 //! What is read from a disk may be anything.
 
-use localstor_hydrator_core::bitmap::{
+use localstor_hydrator_core::format::bitmap::{
     WORDS_PER_SECTOR, decode_sector, decode_sector_v1, encode_sector,
 };
-use localstor_hydrator_core::journal::{
+use localstor_hydrator_core::format::journal::{
     Entry, Header, MAX_ENTRIES, SECTORS, Window, decode_header, encode_entry, encode_header,
     entries, is_lost, v1,
 };
-use localstor_hydrator_core::superblock::{
+use localstor_hydrator_core::format::superblock::{
     Damage, Intent, MAX_SIZE, MAX_UNREADABLE, Superblock, Unreadable, Unusable, VERSION, VERSION_1,
     choose, metadata_size,
 };

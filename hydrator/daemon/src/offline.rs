@@ -7,10 +7,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use localstor_hydrator_core::superblock::{
+use localstor_hydrator_core::format::superblock::{
     self, Damage, JOURNAL_FIRST, Superblock, Unusable, VERSION_1,
 };
-use localstor_hydrator_core::{BLOCK_SIZE, Part, bitmap, journal};
+use localstor_hydrator_core::format::{bitmap, journal};
+use localstor_hydrator_core::{BLOCK_SIZE, Part};
 use localstor_hydrator_disks::{Access, Disk, Memory, Owner, Ring, Span, Token};
 use serde_json::{Value, json};
 

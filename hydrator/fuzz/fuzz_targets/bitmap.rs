@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use localstor_hydrator_core::bitmap::{decode_sector, encode_sector};
+use localstor_hydrator_core::format::bitmap::{decode_sector, encode_sector};
 
 fuzz_target!(|input: (u64, [u8; 16], Vec<u8>)| {
     let (index, move_id, bytes) = input;

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use localstor_hydrator_core::journal::{
+use localstor_hydrator_core::format::journal::{
     ENTRY, HEADER, MAX_ENTRIES, SECTOR, SECTORS, Window, decode_header, entries, headers, is_lost,
     v1,
 };

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use localstor_hydrator_core::superblock::Superblock;
+use localstor_hydrator_core::format::superblock::Superblock;
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = Superblock::decode(bytes);

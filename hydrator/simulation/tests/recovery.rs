@@ -3,9 +3,11 @@
 //! Cases that random walks come to too seldom.
 
 use fastrand::Rng;
-use localstor_hydrator_core::bitmap::{WORDS_PER_SECTOR, encode_sector};
-use localstor_hydrator_core::journal::{Entry, Header, checksum, encode_entry, encode_header};
-use localstor_hydrator_core::superblock::{Superblock, Unreadable, VERSION, VERSION_1};
+use localstor_hydrator_core::format::bitmap::{WORDS_PER_SECTOR, encode_sector};
+use localstor_hydrator_core::format::journal::{
+    Entry, Header, checksum, encode_entry, encode_header,
+};
+use localstor_hydrator_core::format::superblock::{Superblock, Unreadable, VERSION, VERSION_1};
 use localstor_hydrator_core::{Config, Device, Failure, Notice, Operation, Request, Rule, Tag};
 use localstor_hydrator_simulation::disk::{Disk, Rot, SECTOR};
 use localstor_hydrator_simulation::machine::{Faults, Machine};

@@ -1,73 +1,75 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! The journal as it is being written: groups of entries, and what their
-//! sequence numbers say.
+//! The ring as it is being written: groups of entries, and what their sequence
+//! numbers say.
 
 use std::collections::VecDeque;
 
-use crate::journal::{Entry, MAX_ENTRIES, encode_entry};
+use slab::Slab;
+
+use crate::format::journal::{Entry, MAX_ENTRIES, encode_entry};
+use crate::units::{Block, Sequence};
 
 /// A block of the journal that is being filled or written.
 #[derive(Debug, Default)]
-pub(crate) struct Group {
-    pub(crate) sequence: u64,
+pub(super) struct Group {
+    pub(super) sequence: Sequence,
     /// The buffer it is composed in.
-    pub(crate) slot: u16,
-    pub(crate) entries: u16,
-    pub(crate) fua: bool,
+    pub(super) slot: u16,
+    pub(super) entries: u16,
+    pub(super) fua: bool,
     /// The settled number that it carries, once it has been handed out.
-    pub(crate) settled: u64,
+    pub(super) settled: Sequence,
     /// The tail that it carries then.
-    pub(crate) tail: u64,
+    pub(super) tail: Sequence,
     /// Requests that wait for it.
-    pub(crate) requests: Vec<u32>,
+    pub(super) requests: Vec<u32>,
     /// It has entries of no request.
     condensed: bool,
 }
 
-/// The journal as it is being written.
+/// The ring as it is being written.
 #[derive(Debug, Default)]
-pub(crate) struct Log {
+pub(super) struct Log {
     /// Length of the ring, in blocks.
-    pub(crate) blocks: u64,
+    pub(super) blocks: u64,
     /// The next sequence number.
-    next: u64,
+    next: Sequence,
     /// The oldest block that still counts.
-    pub(crate) tail: u64,
+    pub(super) tail: Sequence,
     /// The tail that a group with FUA carries that is handed out.
-    pub(crate) telling: u64,
+    pub(super) telling: Sequence,
     /// The tail that such a group carries that is written: recovery knows that
     /// blocks before it don't count, so that they may be damaged.
-    pub(crate) told: u64,
+    pub(super) told: Sequence,
     /// The group that takes entries.
     open: Option<Group>,
     /// Groups to be handed out.
-    pub(crate) sealed: VecDeque<Group>,
-    /// Groups being written, by index.
-    in_flight: Vec<Option<Group>>,
-    pub(crate) writing: usize,
+    pub(super) sealed: VecDeque<Group>,
+    /// Groups being written.
+    in_flight: Slab<Group>,
     /// Groups with entries of no request that are not written yet.
-    pub(crate) condensing: usize,
+    pub(super) condensing: usize,
     /// How much keeps each sequence number after `low` from being covered: its
     /// own write, and the requests with entries in it.
     holds: VecDeque<u32>,
-    low: u64,
+    low: Sequence,
     /// Blocks with intents, in the journal's order.
-    pub(crate) intents: VecDeque<(u64, u64)>,
+    pub(super) intents: VecDeque<(Sequence, Block)>,
     /// Requests whose data are handed out behind the block with this number,
     /// in its order.
-    pub(crate) behind: VecDeque<(u64, u32)>,
+    pub(super) behind: VecDeque<(Sequence, u32)>,
     spare: Vec<Vec<u32>>,
 }
 
 impl Log {
-    pub(crate) fn new(blocks: u64, unsettled: usize) -> Self {
+    pub(super) fn new(blocks: u64, unsettled: usize) -> Self {
         Self {
             blocks,
-            next: 1,
-            tail: 1,
-            telling: 1,
-            told: 1,
+            next: Sequence(1),
+            tail: Sequence(1),
+            telling: Sequence(1),
+            told: Sequence(1),
             intents: VecDeque::with_capacity(unsettled * 2),
             holds: VecDeque::with_capacity(1024),
             ..Self::default()
@@ -75,12 +77,12 @@ impl Log {
     }
 
     /// Blocks of the ring in use.
-    pub(crate) const fn used(&self) -> u64 {
+    pub(super) fn used(&self) -> u64 {
         self.next - self.tail
     }
 
     /// New groups that so many entries may need.
-    pub(crate) fn groups_for(&self, entries: usize) -> usize {
+    pub(super) fn groups_for(&self, entries: usize) -> usize {
         let room = self
             .open
             .as_ref()
@@ -89,45 +91,50 @@ impl Log {
     }
 
     /// Whether the ring has so many blocks left.
-    pub(crate) const fn has_room(&self, groups: usize) -> bool {
+    pub(super) fn has_room(&self, groups: usize) -> bool {
         self.used() + groups as u64 <= self.blocks
     }
 
     /// The same before the tail that is durable, and without what is kept for
     /// records that make room.
-    pub(crate) const fn has_room_for_intents(&self, groups: usize) -> bool {
+    pub(super) fn has_room_for_intents(&self, groups: usize) -> bool {
         self.next - self.told + groups as u64 + self.blocks / 4 <= self.blocks
     }
 
     /// All numbers up to this one are written, and their requests have ended.
-    pub(crate) const fn low(&self) -> u64 {
+    pub(super) const fn low(&self) -> Sequence {
         self.low
     }
 
     /// Whether there is something in the ring that need not stay.
-    pub(crate) const fn can_move_tail(&self) -> bool {
+    pub(super) fn can_move_tail(&self) -> bool {
         self.low >= self.tail
     }
 
     /// Whether the tail has moved and its room will be needed.
-    pub(crate) const fn is_tail_to_be_told(&self) -> bool {
+    pub(super) fn is_tail_to_be_told(&self) -> bool {
         self.telling != self.tail && (self.next - self.told) * 2 > self.blocks
     }
 
-    pub(crate) const fn has_open(&self) -> bool {
+    pub(super) const fn has_open(&self) -> bool {
         self.open.is_some()
     }
 
-    /// The group that takes entries, or a new one in `slot`.
-    pub(crate) fn open_group(&mut self, slot: impl FnOnce() -> Option<u16>) -> Option<&mut Group> {
+    /// How many groups are being written.
+    pub(super) fn writing(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// The group that takes entries, or a new one in a slot of these.
+    pub(super) fn open_group(&mut self, free: &mut Vec<u16>) -> Option<&mut Group> {
         if self.open.is_none() {
-            let slot = slot()?;
+            let slot = free.pop()?;
             self.open = Some(Group {
                 sequence: self.next,
                 slot,
                 ..Group::default()
             });
-            self.next += 1;
+            self.next = self.next.next();
             self.holds.push_back(1);
         }
         self.open.as_mut()
@@ -136,13 +143,13 @@ impl Log {
     /// Add an entry of `request`, or of nobody, to the open group, composed in
     /// `block`; the group's number. The second is true if the request was not in
     /// it yet.
-    pub(crate) fn append(
+    pub(super) fn append(
         &mut self,
         entry: Entry,
         request: Option<u32>,
         fua: bool,
         block: &mut [u8],
-    ) -> (u64, bool) {
+    ) -> (Sequence, bool) {
         let Some(group) = self.open.as_mut() else {
             unreachable!("a group is opened before an entry is added");
         };
@@ -155,7 +162,7 @@ impl Log {
         group.fua |= fua;
         let (sequence, entries) = (group.sequence, group.entries);
         if let Entry::Intent { block, .. } = entry {
-            self.intents.push_back((sequence, block));
+            self.intents.push_back((sequence, Block(block)));
         }
         let first = request.is_some_and(|request| group.requests.last() != Some(&request));
         if first {
@@ -163,7 +170,7 @@ impl Log {
                 group.requests = self.spare.pop().unwrap_or_default();
             }
             group.requests.extend(request);
-            self.holds[(sequence - self.low - 1) as usize] += 1;
+            *self.holds_of(sequence) += 1;
         }
         if usize::from(entries) == MAX_ENTRIES {
             self.seal();
@@ -172,39 +179,31 @@ impl Log {
     }
 
     /// The open group takes no more entries.
-    pub(crate) fn seal(&mut self) {
+    pub(super) fn seal(&mut self) {
         self.sealed.extend(self.open.take());
     }
 
     /// The next request whose data follow the block with this number or an
     /// earlier one.
-    pub(crate) fn take_behind(&mut self, sequence: u64) -> Option<u32> {
-        let (_, request) = self.behind.front().filter(|next| next.0 <= sequence)?;
-        let request = *request;
+    pub(super) fn take_behind(&mut self, sequence: Sequence) -> Option<u32> {
+        let (_, request) = *self.behind.front().filter(|next| next.0 <= sequence)?;
         self.behind.pop_front();
         Some(request)
     }
 
     /// A group is handed out; its index.
-    pub(crate) fn begun(&mut self, group: Group) -> u32 {
-        self.writing += 1;
-        if let Some(index) = self.in_flight.iter().position(Option::is_none) {
-            self.in_flight[index] = Some(group);
-            return index as u32;
-        }
-        self.in_flight.push(Some(group));
-        (self.in_flight.len() - 1) as u32
+    pub(super) fn begun(&mut self, group: Group) -> u32 {
+        self.in_flight.insert(group) as u32
     }
 
     /// A group is written.
-    pub(crate) fn ended(&mut self, index: u32) -> Option<Group> {
-        let group = self.in_flight.get_mut(index as usize)?.take()?;
-        self.writing -= 1;
+    pub(super) fn ended(&mut self, index: u32) -> Option<Group> {
+        let group = self.in_flight.try_remove(index as usize)?;
         self.condensing -= usize::from(group.condensed);
         Some(group)
     }
 
-    pub(crate) fn recycle(&mut self, mut requests: Vec<u32>) {
+    pub(super) fn recycle(&mut self, mut requests: Vec<u32>) {
         requests.clear();
         if requests.capacity() > 0 {
             self.spare.push(requests);
@@ -212,20 +211,24 @@ impl Log {
     }
 
     /// One of the things that keep `sequence` from being covered is gone.
-    pub(crate) fn release(&mut self, sequence: u64) {
+    pub(super) fn release(&mut self, sequence: Sequence) {
         if sequence <= self.low {
             return;
         }
-        self.holds[(sequence - self.low - 1) as usize] -= 1;
+        *self.holds_of(sequence) -= 1;
         while self.holds.front() == Some(&0) {
             self.holds.pop_front();
-            self.low += 1;
+            self.low = self.low.next();
         }
     }
 
-    /// The highest number that has been given out and is no longer open.
-    pub(crate) const fn highest(&self) -> u64 {
-        self.next - 1
+    fn holds_of(&mut self, sequence: Sequence) -> &mut u32 {
+        &mut self.holds[(sequence - self.low) as usize - 1]
+    }
+
+    /// The highest number that has been given out.
+    pub(super) const fn highest(&self) -> Sequence {
+        self.next.before()
     }
 }
 
@@ -236,17 +239,18 @@ mod tests {
     #[test]
     fn intents_have_no_room_before_a_tail_that_is_not_told() {
         let mut log = Log::new(16, 512);
-        for slot in 0..12 {
-            log.open_group(|| Some(slot));
+        let mut free = (0..12).collect();
+        for _ in 0..12 {
+            log.open_group(&mut free);
             log.seal();
         }
         assert!(!log.has_room_for_intents(1));
-        log.tail = 9;
+        log.tail = Sequence(9);
         assert!(log.has_room(12) && !log.has_room_for_intents(1));
         assert!(log.is_tail_to_be_told());
-        log.telling = 9;
+        log.telling = Sequence(9);
         assert!(!log.is_tail_to_be_told() && !log.has_room_for_intents(1));
-        log.told = 9;
+        log.told = Sequence(9);
         assert!(log.has_room_for_intents(8) && !log.has_room_for_intents(9));
     }
 }

@@ -5,10 +5,11 @@
 //! present version.
 
 use super::{Entry, Header, decode_entries};
-use crate::superblock::{u32_at, u64_at};
+use crate::format::bytes::{u32_at, u64_at};
+use crate::units::BLOCK_SIZE;
 
 const HEADER: usize = 64;
-const MAX_ENTRIES: usize = (crate::BLOCK_SIZE as usize - HEADER) / super::ENTRY;
+const MAX_ENTRIES: usize = (BLOCK_SIZE as usize - HEADER) / super::ENTRY;
 
 /// Read the header of a block, whatever it holds; `None` if it was never
 /// written, is torn, or is of another move.

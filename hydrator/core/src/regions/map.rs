@@ -2,26 +2,26 @@
 
 //! What is local, in memory.
 
-use crate::BLOCK_SIZE;
-use crate::bitmap::{
+use crate::format::bitmap::{
     BLOCKS_PER_BITMAP_BLOCK, BLOCKS_PER_SECTOR, SECTORS_PER_BITMAP_BLOCK, WORDS_PER_BITMAP_BLOCK,
     WORDS_PER_SECTOR, encode_sector, encode_words,
 };
-use crate::superblock::u64_at;
+use crate::units::{Block, Blocks, Region};
 
 /// Where a sector of the bitmap has what follows its words.
 const TRAILER: usize = WORDS_PER_SECTOR * 8;
 
-/// In [`Region::pending`]: blocks of the region were hydrated and have no bit.
-const HYDRATED: u16 = 1 << 15;
-/// In [`Region::flags`]: a copy of the region is under way.
+/// In [`State::pending`]: blocks of the region were copied and have no bit.
+const COPIED: u16 = 1 << 15;
+/// In [`State::flags`]: a copy of the region is under way.
 const COPYING: u8 = 1;
-/// In [`Region::flags`]: waits among the hot ones.
+/// In [`State::flags`]: waits among the hot ones.
 const HOT: u8 = 2;
 
+/// What is known of a region.
 #[derive(Clone, Copy, Debug, Default)]
-struct Region {
-    /// How many blocks have an entry among the unsettled, and [`HYDRATED`].
+struct State {
+    /// How many blocks have an entry among the unsettled, and [`COPIED`].
     pending: u16,
     heat: u8,
     flags: u8,
@@ -33,13 +33,13 @@ pub(crate) struct Map {
     blocks: u64,
     region_shift: u32,
     local: Vec<u64>,
-    regions: Vec<Region>,
+    regions: Vec<State>,
     /// Sectors of the bitmap that say less than is local, or more.
     dirty: Vec<u64>,
     dirty_count: u64,
     /// For each sector of the bitmap what follows its words, checksum and all,
-    /// as it was composed last; 0 if it was not. True of those not dirty.
-    trailers: Vec<u64>,
+    /// as it was composed last; zeros if it was not. True of those not dirty.
+    trailers: Vec<[u8; 8]>,
     remote: u64,
 }
 
@@ -53,45 +53,46 @@ impl Map {
             blocks,
             region_shift,
             local: vec![0; bitmap_blocks * WORDS_PER_BITMAP_BLOCK],
-            regions: vec![Region::default(); regions],
+            regions: vec![State::default(); regions],
             dirty: vec![0; sectors.div_ceil(64)],
             dirty_count: 0,
-            trailers: vec![0; sectors],
+            trailers: vec![[0; 8]; sectors],
             remote: blocks,
         }
     }
 
-    pub(crate) const fn blocks(&self) -> u64 {
-        self.blocks
+    /// All of them.
+    pub(crate) const fn blocks(&self) -> Blocks {
+        Blocks::new(Block(0), Block(self.blocks))
     }
 
     pub(crate) const fn remote(&self) -> u64 {
         self.remote
     }
 
-    pub(crate) fn is_local(&self, block: u64) -> bool {
-        self.local[(block / 64) as usize] >> (block % 64) & 1 == 1
+    pub(crate) fn is_local(&self, block: Block) -> bool {
+        self.local[(block.0 / 64) as usize] >> (block.0 % 64) & 1 == 1
     }
 
-    /// Whether all of `first..end` are local.
-    pub(crate) fn all_local(&self, first: u64, end: u64) -> bool {
-        self.run_end(first, end, true) == end
+    /// Whether all of these are local.
+    pub(crate) fn all_local(&self, blocks: Blocks) -> bool {
+        self.run_end(blocks, true) == blocks.end
     }
 
-    /// The end of the blocks from `first` on, below `end`, that are local (or
+    /// The end of those of these blocks, from the first on, that are local (or
     /// remote) without a gap.
-    pub(crate) fn run_end(&self, first: u64, end: u64, local: bool) -> u64 {
-        let mut block = first;
+    pub(crate) fn run_end(&self, blocks: Blocks, local: bool) -> Block {
+        let (mut block, end) = (blocks.first.0, blocks.end.0);
         while block < end {
             let word = self.local[(block / 64) as usize];
             let same = if local { word } else { !word } >> (block % 64);
             let run = u64::from((!same).trailing_zeros()).min(64 - block % 64);
             block += run;
             if block % 64 != 0 || run == 0 {
-                return block.min(end);
+                return Block(block.min(end));
             }
         }
-        end
+        Block(end)
     }
 
     /// Words of the bitmap as read from the metadata.
@@ -112,7 +113,7 @@ impl Map {
         }
     }
 
-    pub(crate) fn set_local(&mut self, block: u64) {
+    pub(crate) fn set_local(&mut self, Block(block): Block) {
         let word = &mut self.local[(block / 64) as usize];
         let bit = 1 << (block % 64);
         if *word & bit == 0 {
@@ -122,8 +123,8 @@ impl Map {
         self.set_dirty(block / BLOCKS_PER_SECTOR);
     }
 
-    pub(crate) fn set_all_local(&mut self, first: u64, end: u64) {
-        let mut block = first;
+    pub(crate) fn set_all_local(&mut self, blocks: Blocks) {
+        let (mut block, end) = (blocks.first.0, blocks.end.0);
         while block < end {
             let stop = (block / 64 * 64 + 64).min(end);
             let bits = u64::MAX >> (64 - (stop - block)) << (block % 64);
@@ -138,7 +139,7 @@ impl Map {
         }
     }
 
-    pub(crate) fn set_remote(&mut self, block: u64) {
+    pub(crate) fn set_remote(&mut self, Block(block): Block) {
         let word = &mut self.local[(block / 64) as usize];
         let bit = 1 << (block % 64);
         if *word & bit != 0 {
@@ -199,11 +200,12 @@ impl Map {
     /// if it was not composed yet.
     pub(crate) fn compose_again(&self, sector: u64, bytes: &mut [u8]) -> bool {
         let trailer = self.trailers[sector as usize];
-        if trailer != 0 {
+        let known = trailer != [0; 8];
+        if known {
             encode_words(self.words(sector), bytes);
-            bytes[TRAILER..].copy_from_slice(&trailer.to_le_bytes());
+            bytes[TRAILER..].copy_from_slice(&trailer);
         }
-        trailer != 0
+        known
     }
 
     /// Compose a sector of the bitmap from what may be recorded; it stays dirty
@@ -216,7 +218,7 @@ impl Map {
         bytes: &mut [u8],
     ) {
         encode_sector(move_id, sector, words, bytes);
-        self.trailers[sector as usize] = u64_at(bytes, TRAILER);
+        self.trailers[sector as usize].copy_from_slice(&bytes[TRAILER..]);
         if words != self.words(sector) {
             self.set_dirty(sector);
         }
@@ -231,84 +233,92 @@ impl Map {
             &self.local[at..at + WORDS_PER_SECTOR],
             bytes,
         );
-        self.trailers[sector as usize] = u64_at(bytes, TRAILER);
+        self.trailers[sector as usize].copy_from_slice(&bytes[TRAILER..]);
     }
 
-    pub(crate) const fn region_of(&self, block: u64) -> u64 {
-        block >> self.region_shift
+    pub(crate) const fn region_of(&self, block: Block) -> Region {
+        Region(block.0 >> self.region_shift)
     }
 
-    pub(crate) const fn region_first(&self, region: u64) -> u64 {
-        region << self.region_shift
+    /// The regions that these blocks lie in.
+    pub(crate) fn regions_of(&self, blocks: Blocks) -> impl Iterator<Item = Region> + use<> {
+        let shift = self.region_shift;
+        (blocks.first.0 >> shift..=(blocks.end.0 - 1) >> shift).map(Region)
     }
 
-    /// The end of a region, in blocks.
-    pub(crate) fn region_end(&self, region: u64) -> u64 {
-        ((region + 1) << self.region_shift).min(self.blocks)
+    /// The blocks of a region.
+    pub(crate) fn blocks_of(&self, region: Region) -> Blocks {
+        let end = ((region.0 + 1) << self.region_shift).min(self.blocks);
+        Blocks::new(Block(region.0 << self.region_shift), Block(end))
     }
 
+    /// How many regions there are.
     pub(crate) fn regions(&self) -> u64 {
         self.regions.len() as u64
     }
 
+    fn state(&self, region: Region) -> &State {
+        &self.regions[region.0 as usize]
+    }
+
+    fn state_mut(&mut self, region: Region) -> &mut State {
+        &mut self.regions[region.0 as usize]
+    }
+
     /// No block of the region is unsettled though local, or being written.
-    pub(crate) fn region_is_quiet(&self, region: u64) -> bool {
-        self.regions[region as usize].pending == 0
+    pub(crate) fn region_is_quiet(&self, region: Region) -> bool {
+        self.state(region).pending == 0
     }
 
     /// How many blocks of the region have an entry among the unsettled.
-    pub(crate) fn entries_in(&self, region: u64) -> u16 {
-        self.regions[region as usize].pending & !HYDRATED
+    pub(crate) fn entries_in(&self, region: Region) -> u16 {
+        self.state(region).pending & !COPIED
     }
 
-    pub(crate) fn entry_added(&mut self, block: u64) {
-        self.regions[(block >> self.region_shift) as usize].pending += 1;
+    pub(crate) fn entry_added(&mut self, block: Block) {
+        self.state_mut(self.region_of(block)).pending += 1;
     }
 
-    pub(crate) fn entry_removed(&mut self, block: u64) {
-        self.regions[(block >> self.region_shift) as usize].pending -= 1;
+    pub(crate) fn entry_removed(&mut self, block: Block) {
+        self.state_mut(self.region_of(block)).pending -= 1;
     }
 
-    pub(crate) fn has_hydrated(&self, region: u64) -> bool {
-        self.regions[region as usize].pending & HYDRATED != 0
+    pub(crate) fn has_copied(&self, region: Region) -> bool {
+        self.state(region).pending & COPIED != 0
     }
 
-    pub(crate) fn set_hydrated(&mut self, region: u64, hydrated: bool) {
-        let pending = &mut self.regions[region as usize].pending;
-        *pending = *pending & !HYDRATED | if hydrated { HYDRATED } else { 0 };
+    pub(crate) fn set_copied(&mut self, region: Region, copied: bool) {
+        let pending = &mut self.state_mut(region).pending;
+        *pending = *pending & !COPIED | if copied { COPIED } else { 0 };
     }
 
-    pub(crate) fn is_copying(&self, region: u64) -> bool {
-        self.regions[region as usize].flags & COPYING != 0
+    pub(crate) fn is_copying(&self, region: Region) -> bool {
+        self.state(region).flags & COPYING != 0
     }
 
-    pub(crate) fn set_copying(&mut self, region: u64, copying: bool) {
-        let flags = &mut self.regions[region as usize].flags;
+    pub(crate) fn set_copying(&mut self, region: Region, copying: bool) {
+        let flags = &mut self.state_mut(region).flags;
         *flags = *flags & !COPYING | if copying { COPYING } else { 0 };
     }
 
     /// The guest has read the region from the source; how often it has.
-    pub(crate) fn heat(&mut self, region: u64) -> u8 {
-        let region = &mut self.regions[region as usize];
-        region.heat = region.heat.saturating_add(1);
-        region.heat
+    pub(crate) fn heat(&mut self, region: Region) -> u8 {
+        let heat = &mut self.state_mut(region).heat;
+        *heat = heat.saturating_add(1);
+        *heat
     }
 
-    pub(crate) fn heat_of(&self, region: u64) -> u8 {
-        self.regions[region as usize].heat
+    pub(crate) fn heat_of(&self, region: Region) -> u8 {
+        self.state(region).heat
     }
 
-    pub(crate) fn is_hot(&self, region: u64) -> bool {
-        self.regions[region as usize].flags & HOT != 0
+    pub(crate) fn is_hot(&self, region: Region) -> bool {
+        self.state(region).flags & HOT != 0
     }
 
-    pub(crate) fn set_hot(&mut self, region: u64, hot: bool) {
-        let flags = &mut self.regions[region as usize].flags;
+    pub(crate) fn set_hot(&mut self, region: Region, hot: bool) {
+        let flags = &mut self.state_mut(region).flags;
         *flags = *flags & !HOT | if hot { HOT } else { 0 };
-    }
-
-    pub(crate) const fn size(&self) -> u64 {
-        self.blocks * BLOCK_SIZE
     }
 }
 
@@ -331,10 +341,11 @@ mod tests {
             let mut together = Map::new(BLOCKS, 256);
             let mut one_by_one = Map::new(BLOCKS, 256);
             for map in [&mut together, &mut one_by_one] {
-                map.set_local(first);
+                map.set_local(Block(first));
             }
-            together.set_all_local(first, end);
-            (first..end).for_each(|block| one_by_one.set_local(block));
+            let blocks = Blocks::new(Block(first), Block(end));
+            together.set_all_local(blocks);
+            blocks.iter().for_each(|block| one_by_one.set_local(block));
             assert!(together.local == one_by_one.local, "{first} to {end}");
             assert_eq!(together.remote(), one_by_one.remote());
             assert_eq!(together.dirty, one_by_one.dirty);
@@ -346,7 +357,7 @@ mod tests {
         let mut map = Map::new(BLOCKS_PER_BITMAP_BLOCK, 256);
         let (mut first, mut again) = ([0; 512], [0; 512]);
         assert!(!map.compose_again(3, &mut again));
-        map.set_local(3 * BLOCKS_PER_SECTOR + 5);
+        map.set_local(Block(3 * BLOCKS_PER_SECTOR + 5));
         let words = map.words(3).to_vec();
         map.compose(&[7; 16], 3, &words, &mut first);
         assert!(map.compose_again(3, &mut again));
@@ -357,17 +368,17 @@ mod tests {
     fn a_sector_is_dirty_when_it_changes_and_when_not_all_is_recorded() {
         let mut map = Map::new(20 * BLOCKS_PER_BITMAP_BLOCK, 256);
         let (block, sector) = (9 * BLOCKS_PER_BITMAP_BLOCK, 9 * SECTORS_PER_BITMAP_BLOCK);
-        let changes: [fn(&mut Map, u64); 4] = [
+        let changes: [fn(&mut Map, Block); 4] = [
             |map, first| map.set_local(first),
-            |map, first| map.set_all_local(first + 1, first + 3),
+            |map, first| map.set_all_local(Blocks::run(first.next(), 2)),
             |map, first| map.set_remote(first),
             |map, first| {
-                let sector = first / BLOCKS_PER_SECTOR;
+                let sector = first.0 / BLOCKS_PER_SECTOR;
                 map.compose(&[7; 16], sector, &[0; WORDS_PER_SECTOR], &mut [0; 512]);
             },
         ];
         for change in changes {
-            change(&mut map, block + BLOCKS_PER_SECTOR);
+            change(&mut map, Block(block + BLOCKS_PER_SECTOR));
             assert!(map.any_dirty());
             assert_eq!(map.take_dirty(10), None);
             assert_eq!(map.take_dirty(3), Some((9, 0b10)));
@@ -376,9 +387,9 @@ mod tests {
         let words = map.words(sector + 1).to_vec();
         map.compose(&[7; 16], sector + 1, &words, &mut [0; 512]);
         assert!(!map.any_dirty());
-        map.set_local(block);
-        map.set_local(block + 7 * BLOCKS_PER_SECTOR);
-        map.set_local(block + 8 * BLOCKS_PER_SECTOR);
+        for sector in [0, 7, 8] {
+            map.set_local(Block(block + sector * BLOCKS_PER_SECTOR));
+        }
         assert_eq!(map.take_dirty(0), Some((9, 0b1000_0001)));
         assert_eq!(map.take_dirty(9), Some((10, 1)));
     }

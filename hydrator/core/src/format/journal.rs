@@ -10,14 +10,15 @@
 //! when it was new, was not left by a power cut: it is damaged. `FORMAT.md` has
 //! the layout.
 
-use crate::superblock::{u32_at, u64_at};
+use crate::format::bytes::{u32_at, u64_at};
+use crate::units::BLOCK_SIZE;
 
 pub mod v1;
 
 /// Length of a sector, in bytes.
 pub const SECTOR: usize = 512;
 /// Sectors in a block.
-pub const SECTORS: usize = crate::BLOCK_SIZE as usize / SECTOR;
+pub const SECTORS: usize = BLOCK_SIZE as usize / SECTOR;
 /// Length of a sector's header, in bytes.
 pub const HEADER: usize = 44;
 /// Length of an entry, in bytes.

@@ -7,7 +7,7 @@
 //! stand side by side. A new bitmap is written as one, from end to end: whatever
 //! has no checksum is damaged. `FORMAT.md` has the layout.
 
-use crate::superblock::u32_at;
+use crate::format::bytes::{u32_at, u64_at};
 
 /// Words of 64 blocks in a sector.
 pub const WORDS_PER_SECTOR: usize = 63;
@@ -63,7 +63,7 @@ pub fn decode_sector(
         return Err(Damaged);
     }
     for (word, bytes) in words.iter_mut().zip(sector.chunks_exact(8)) {
-        *word = crate::superblock::u64_at(bytes, 0);
+        *word = u64_at(bytes, 0);
     }
     Ok(words)
 }

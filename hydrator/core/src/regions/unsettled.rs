@@ -5,6 +5,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use crate::units::{Block, Sequence};
+
 /// What is known of a block that is not settled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
@@ -13,7 +15,7 @@ pub(crate) struct Entry {
     /// It holds a write of this run that has completed.
     pub(crate) content: bool,
     /// The block of the journal with its latest intent; 0 if there is none.
-    pub(crate) sequence: u64,
+    pub(crate) sequence: Sequence,
     /// What it holds is owed to the guest once more flushes than these have
     /// been submitted.
     pub(crate) owed_after: u64,
@@ -41,5 +43,5 @@ impl Hasher for BlockHasher {
     }
 }
 
-/// Blocks that are being written or local, but not settled, by their number.
-pub(crate) type Unsettled = HashMap<u64, Entry, BuildHasherDefault<BlockHasher>>;
+/// Blocks that are being written or local, but not settled.
+pub(crate) type Unsettled = HashMap<Block, Entry, BuildHasherDefault<BlockHasher>>;

@@ -8,8 +8,9 @@
 //! the first 512 bytes, so that a write is there or not, never half. `FORMAT.md`
 //! has the layout.
 
-use crate::BLOCK_SIZE;
-use crate::bitmap::BLOCKS_PER_BITMAP_BLOCK;
+use crate::format::bitmap::BLOCKS_PER_BITMAP_BLOCK;
+use crate::format::bytes::{u32_at, u64_at};
+use crate::units::BLOCK_SIZE;
 
 /// What a superblock begins with.
 pub const MAGIC: [u8; 8] = *b"LSHYDRAT";
@@ -353,16 +354,4 @@ pub const fn journal_blocks(size: u64) -> u64 {
 #[must_use]
 pub const fn metadata_size(size: u64) -> u64 {
     (JOURNAL_FIRST + journal_blocks(size) + bitmap_blocks(size)) * BLOCK_SIZE
-}
-
-pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(word)
-}
-
-pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
 }
