@@ -26,7 +26,6 @@ from cinder_localstor import exception
 from cinder_localstor.moves import gate
 from cinder_localstor.moves import service
 from cinder_localstor.node import real
-from cinder_localstor.node import targets
 from cinder_localstor import opts
 from cinder_localstor.peers import directory
 from cinder_localstor.peers import rpc
@@ -105,9 +104,8 @@ class LocalStorDriver(driver.VolumeDriver):
                 and 'direct' not in configuration.iscsi_target_flags):
             raise exception.BufferedExport(backend=self._backend_name)
         self._node = self._make_node(configuration)
+        self._remote = self._node.remote
         self._handles = handles.Handles(self._node)
-        self._remote = targets.RemoteTarget(self.target_mapping,
-                                            configuration)
         self._gate = gate.Gate(self.host,
                                configuration.localstor_peer_timeout)
         self._peers = rpc.PeerAPI(self.host,
@@ -127,6 +125,7 @@ class LocalStorDriver(driver.VolumeDriver):
         self._node.volumes.check()
         if self._node.metadata is not self._node.volumes:
             self._node.metadata.check()
+        self._remote.check()
         self._service.arriving.check()
         self._service.recovery.recover()
 

@@ -13,6 +13,9 @@ tables in sectors of 512 bytes.
 import abc
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
+
+from cinder import context
 
 SECTOR = 512
 
@@ -341,6 +344,40 @@ class SourceTarget(abc.ABC):
         return self.exported()
 
 
+class RemoteTarget(abc.ABC):
+    """Ordinary connections to volumes of this node, from anywhere.
+
+    Volumes are Cinder's, objects or rows.
+    """
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """:raises Exception: nothing can be exported here"""
+
+    @abc.abstractmethod
+    def export(self, ctxt: context.RequestContext, volume: Any, device: str
+               ) -> dict[str, str]:
+        """Export a device; the provider fields that the row gets."""
+
+    @abc.abstractmethod
+    def ensure(self, ctxt: context.RequestContext, volume: Any, device: str
+               ) -> None:
+        """Export a device as the provider fields say."""
+
+    @abc.abstractmethod
+    def unexport(self, ctxt: context.RequestContext, volume: Any) -> None:
+        """Take an export away."""
+
+    @abc.abstractmethod
+    def connect(self, volume: Any, connector: dict[str, Any]
+                ) -> dict[str, Any]:
+        """Admit a connector; the connection info it gets."""
+
+    @abc.abstractmethod
+    def disconnect(self, volume: Any, connector: dict[str, Any]) -> None:
+        """Admit a connector no longer."""
+
+
 class Initiator(abc.ABC):
     """Connects source copies of other nodes."""
 
@@ -467,5 +504,6 @@ class Node:
     metadata: VolumeGroup
     device_mapper: DeviceMapper
     target: SourceTarget
+    remote: RemoteTarget
     initiator: Initiator
     hydrators: Hydrators

@@ -28,5 +28,6 @@ def node(configuration: Any) -> interface.Node:
         volumes=volumes, metadata=metadata,
         device_mapper=dmsetup.DmsetupDeviceMapper(command),
         target=targets.source_target(configuration, command),
+        remote=targets.CinderRemoteTarget(configuration),
         initiator=initiators.OpenISCSIInitiator(command),
         hydrators=hydrators.ProcessHydrators(command))

@@ -17,6 +17,7 @@ import enum
 import functools
 from typing import Any
 
+from cinder import context
 from oslo_utils import units
 
 from cinder_localstor import exception
@@ -384,6 +385,7 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
                     for node in self.nodes.values())
         exported = sum(device == path for _export, device
                        in self._node.target.exports.values())
+        exported += list(self._node.remote.exports.values()).count(path)
         return self.nodes[name].open_count + above + exported
 
     def _mapped_name(self, path: str) -> str:
@@ -572,6 +574,45 @@ class SimulatedTarget(interface.SourceTarget):
         return set(self.exports)
 
 
+class SimulatedRemoteTarget(interface.RemoteTarget):
+    """Exports for ordinary connections in memory, devices by volume's name.
+    """
+
+    def __init__(self, node: 'SimulatedNode', faults: Faults) -> None:
+        self._node = node
+        self.faults = faults
+        self.exports: dict[str, str] = {}
+
+    def check(self) -> None:
+        pass
+
+    def export(self, ctxt: context.RequestContext, volume: Any, device: str
+               ) -> dict[str, str]:
+        self.ensure(ctxt, volume, device)
+        return {'provider_location': 'iscsi %s' % volume['name'],
+                'provider_auth': 'CHAP user password'}
+
+    @_fallible
+    def ensure(self, ctxt: context.RequestContext, volume: Any, device: str
+               ) -> None:
+        self._node.check_device(device)
+        self.exports[volume['name']] = device
+
+    @_fallible
+    def unexport(self, ctxt: context.RequestContext, volume: Any) -> None:
+        self.exports.pop(volume['name'], None)
+
+    @_fallible
+    def connect(self, volume: Any, connector: dict[str, Any]
+                ) -> dict[str, Any]:
+        return {'driver_volume_type': 'iscsi',
+                'data': {'device_path': self.exports[volume['name']]}}
+
+    @_fallible
+    def disconnect(self, volume: Any, connector: dict[str, Any]) -> None:
+        pass
+
+
 class SimulatedInitiator(interface.Initiator):
     """Sessions in memory; `network` finds the node behind a portal."""
 
@@ -734,6 +775,7 @@ class SimulatedNode:
         self.metadata = self.volumes
         self.device_mapper = SimulatedDeviceMapper(self, self.faults)
         self.target = SimulatedTarget(self, self.faults)
+        self.remote = SimulatedRemoteTarget(self, self.faults)
         self.initiator = SimulatedInitiator(network, self.faults)
         self.hydrators = SimulatedHydrators(self, self.faults)
         network[host] = self
@@ -750,6 +792,7 @@ class SimulatedNode:
                 if export.iqn in node.initiator.sessions:
                     node.initiator.broken.add(export.iqn)
         self.target.exports.clear()
+        self.remote.exports.clear()
         self.initiator.sessions.clear()
 
     def hydrate(self, most: int = 1 << 32) -> None:

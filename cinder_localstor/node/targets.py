@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports of source copies, through tgt or LIO.
+"""Exports through tgt or LIO: of source copies, and of whole volumes.
 
-An export belongs to one move: it has an IQN and a CHAP secret of its own,
-admits the one initiator of the destination and refuses writes.
+The export of a source copy belongs to one move: it has an IQN and a CHAP
+secret of its own, admits the one initiator of the destination and refuses
+writes.
 """
 
 from collections.abc import Callable
+import functools
 import os
 import re
 from typing import Any
@@ -194,6 +196,9 @@ class LioSourceTarget(_IscsiTarget):
 
 
 SOURCE_TARGETS = {'tgtadm': TgtSourceTarget, 'lioadm': LioSourceTarget}
+# Cinder's target drivers
+REMOTE_TARGETS = {'tgtadm': 'cinder.volume.targets.tgt.TgtAdm',
+                  'lioadm': 'cinder.volume.targets.lio.LioAdm'}
 
 
 def source_target(configuration: Any, command: commands.Commands
@@ -209,40 +214,40 @@ def source_target(configuration: Any, command: commands.Commands
     return kind(configuration, command)
 
 
-class RemoteTarget:
-    """Ordinary connections from anywhere, by Cinder's target driver."""
+class CinderRemoteTarget(interface.RemoteTarget):
+    """Ordinary connections by Cinder's target driver."""
 
-    def __init__(self, mapping: dict[str, str], configuration: Any) -> None:
-        """:param mapping: Cinder's target drivers by target_helper"""
-        self._driver = importutils.import_object(
-            mapping[configuration.target_helper], configuration=configuration)
+    def __init__(self, configuration: Any) -> None:
+        self._configuration = configuration
 
-    @property
-    def protocol(self) -> str:
-        return self._driver.storage_protocol or self._driver.protocol
+    @functools.cache
+    def _driver(self) -> Any:
+        # Not before it is needed: that of LIO runs a command to look whether
+        # it can work.
+        return importutils.import_object(
+            REMOTE_TARGETS[self._configuration.target_helper],
+            configuration=self._configuration)
+
+    def check(self) -> None:
+        self._driver()
 
     def export(self, ctxt: context.RequestContext, volume: Any, device: str
                ) -> dict[str, str]:
-        """Export a device; the provider fields that the row gets."""
-        data = self._driver.create_export(ctxt, volume, device)
+        data = self._driver().create_export(ctxt, volume, device)
         return {'provider_location': data['location'],
                 'provider_auth': data['auth']}
 
     def ensure(self, ctxt: context.RequestContext, volume: Any, device: str
                ) -> None:
-        """Export a device as the provider fields say."""
-        self._driver.ensure_export(ctxt, volume, device)
+        self._driver().ensure_export(ctxt, volume, device)
 
     def unexport(self, ctxt: context.RequestContext, volume: Any) -> None:
-        """Take an export away."""
-        self._driver.remove_export(ctxt, volume)
+        self._driver().remove_export(ctxt, volume)
 
     def connect(self, volume: Any, connector: dict[str, Any]
                 ) -> dict[str, Any]:
-        """Admit a connector; the connection info it gets."""
-        self._driver.validate_connector(connector)
-        return self._driver.initialize_connection(volume, connector)
+        self._driver().validate_connector(connector)
+        return self._driver().initialize_connection(volume, connector)
 
     def disconnect(self, volume: Any, connector: dict[str, Any]) -> None:
-        """Admit a connector no longer."""
-        self._driver.terminate_connection(volume, connector)
+        self._driver().terminate_connection(volume, connector)

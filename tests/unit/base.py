@@ -359,6 +359,8 @@ class Cloud:
                       for name in set(node.device_mapper.nodes) ^ wanted]
             found += [(host, 'export', name)
                       for name in node.target.exported()]
+            found += [(host, 'remote export', name)
+                      for name in set(node.remote.exports) - copies]
             found += [(host, 'session', name)
                       for name in node.initiator.connected()]
             found += [(host, 'tag', name, tag)

@@ -24,7 +24,6 @@ from cinder.volume import rpcapi
 from oslo_log import log as logging
 
 from cinder_localstor.datapath import handles
-from cinder_localstor import exception
 from tests.unit import base
 
 LOG = logging.getLogger(__name__)
@@ -79,35 +78,6 @@ class Client:
             do()
 
 
-class Remote:
-    """The target of a node for ordinary connections."""
-
-    def __init__(self, node):
-        self._node = node
-        self.exports = {}
-
-    def export(self, _ctxt, volume, device):
-        self.ensure(_ctxt, volume, device)
-        return {'provider_location': 'iscsi %s' % volume['name'],
-                'provider_auth': 'CHAP user password'}
-
-    def ensure(self, _ctxt, volume, device):
-        if device.rsplit('/', 1)[1] not in self._node.device_mapper.nodes:
-            raise exception.CommandFailed(command='tgt-admin', host='-',
-                                          reason='no device ' + device)
-        self.exports[volume['name']] = device
-
-    def unexport(self, _ctxt, volume):
-        self.exports.pop(volume['name'], None)
-
-    def connect(self, volume, _connector):
-        return {'driver_volume_type': 'iscsi',
-                'data': {'device_path': self.exports[volume['name']]}}
-
-    def disconnect(self, volume, connector):
-        pass
-
-
 class Connector:
     """What Cinder itself connects disks with."""
 
@@ -135,14 +105,12 @@ class Services(base.Cloud):
     """Simulated nodes with a volume service on each.
 
     :ivar managers: Cinder's managers by ``host@backend``
-    :ivar remotes: targets for ordinary connections, the same way
     :ivar failures: of requests that nobody waited for
     """
 
     def __init__(self, case, hosts=(base.A, base.B)):
         self.case = case
         self.managers = {}
-        self.remotes = {}
         self.failures = []
         # Whose process it is that runs
         self._processes = []
@@ -153,8 +121,6 @@ class Services(base.Cloud):
               Client(self, target, serializer))
         patch('cinder_localstor.node.real.node',
               side_effect=lambda _configuration: self.nodes[self.here])
-        patch('cinder_localstor.node.targets.RemoteTarget',
-              side_effect=lambda *_args: self.remotes[self.here])
         patch('cinder_localstor.peers.rpc.PeerAPI',
               side_effect=lambda host, _time: base.Peers(self, host))
         patch('cinder_localstor.peers.rpc.serve')
@@ -187,7 +153,6 @@ class Services(base.Cloud):
 
     def boot(self, host):
         """Start a service, as cinder-volume does."""
-        self.remotes.setdefault(host, Remote(self.nodes[host]))
         with self.process(host):
             made = manager.VolumeManager(
                 volume_driver=DRIVER, service_name='local', host=host)
@@ -200,7 +165,6 @@ class Services(base.Cloud):
     def reboot(self, host):
         """Cut the power of a node and start its service again."""
         self.nodes[host].cut_power()
-        self.remotes[host].exports.clear()
         self.boot(host)
 
     def later(self, work):

@@ -715,7 +715,6 @@ class TestCase(base.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.patch('cinder_localstor.node.targets.RemoteTarget')
         self.patch('cinder_localstor.peers.rpc.PeerAPI',
                    side_effect=lambda host, _time: Peers(self.site, host))
         self.patch('cinder_localstor.peers.directory.own_identity',

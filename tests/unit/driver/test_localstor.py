@@ -27,8 +27,7 @@ class DriverTestCase(base.TestCase):
     def setUp(self):
         super().setUp()
         self.cloud = base.Cloud(self)
-        self.remote = self.patch(
-            'cinder_localstor.node.targets.RemoteTarget').return_value
+        self.remote = self.cloud.nodes[base.A].remote = mock.Mock(exports={})
         self.remote.export.return_value = {'provider_location': 'somewhere',
                                            'provider_auth': 'CHAP u p'}
         self.remote.connect.return_value = {'driver_volume_type': 'iscsi'}

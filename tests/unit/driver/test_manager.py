@@ -255,7 +255,7 @@ class RestartTest(ManagerTestCase):
             driver._watch_moves()
             driver._watch_moves()
         self.assertEqual([self.cloud.row(self.volume).name],
-                         list(self.cloud.remotes[B].exports))
+                         list(self.cloud.nodes[B].remote.exports))
         self.cloud.settle()
         self.assert_whole()
 
@@ -266,7 +266,7 @@ class RestartTest(ManagerTestCase):
         self.cloud.reboot(A)
         self.assertEqual('in-use', self.refresh().status)
         self.assertEqual([self.volume.name],
-                         list(self.cloud.remotes[A].exports))
+                         list(self.cloud.nodes[A].remote.exports))
 
 
 class GroupTest(ManagerTestCase):
@@ -324,9 +324,9 @@ class BackupTest(ManagerTestCase):
 
     def test_volume_can_move_after_a_backup(self):
         self.assertEqual('iscsi', self.connect()['driver_volume_type'])
-        self.assertNotEqual({}, self.cloud.remotes[A].exports)
+        self.assertNotEqual({}, self.cloud.nodes[A].remote.exports)
         self.disconnect()
-        self.assertEqual({}, self.cloud.remotes[A].exports)
+        self.assertEqual({}, self.cloud.nodes[A].remote.exports)
         self.assertIsNone(self.refresh().provider_location)
         self.cloud.arrive(self.volume)
         self.assert_whole()
@@ -335,7 +335,7 @@ class BackupTest(ManagerTestCase):
         self.connect()
         self.assertRaises(cinder_exception.VolumeBackendAPIException,
                           self.cloud.attach, self.volume, B)
-        self.assertNotEqual({}, self.cloud.remotes[A].exports)
+        self.assertNotEqual({}, self.cloud.nodes[A].remote.exports)
         self.assert_whole()
 
     def restore(self):

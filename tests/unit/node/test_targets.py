@@ -266,12 +266,20 @@ class RemoteTest(base.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.override('target_helper', 'fake')
         self.driver = mock.Mock()
-        self.patch('oslo_utils.importutils.import_object',
-                   return_value=self.driver)
-        self.remote = targets.RemoteTarget({'fake': 'some.Driver'},
-                                           self.configuration)
+        self.make = self.patch('oslo_utils.importutils.import_object',
+                               return_value=self.driver)
+        self.remote = targets.CinderRemoteTarget(self.configuration)
+
+    def test_driver_is_made_when_it_is_needed(self):
+        # Whoever only looks at a node has no need of it.
+        self.make.assert_not_called()
+        self.remote.check()
+        self.make.assert_called_once()
+
+    def test_every_target_helper_has_both_kinds_of_exports(self):
+        self.assertEqual(set(targets.SOURCE_TARGETS),
+                         set(targets.REMOTE_TARGETS))
 
     def test_export_gives_the_fields_of_the_row(self):
         self.driver.create_export.return_value = {'location': 'l',
