@@ -38,7 +38,8 @@ class Answers:
         """Names and addresses of this node."""
         return directory.own_identity(
             (volume_utils.extract_host(self.host, 'host'),
-             self._configuration.target_ip_address))
+             self._configuration.target_ip_address,
+             *self._node.initiator.addresses()))
 
     def examine(self, ctxt: context.RequestContext, block_size: int,
                 portal: str) -> dict[str, str]:

@@ -75,18 +75,6 @@ def sessions(root: str = SESSIONS) -> dict[str, Session]:
     return found
 
 
-def own_addresses() -> list[str]:
-    """The addresses of this node that others can see."""
-    found = set()
-    for addresses in psutil.net_if_addrs().values():
-        for address in addresses:
-            if address.family in (socket.AF_INET, socket.AF_INET6):
-                parsed = ipaddress.ip_address(address.address.split('%')[0])
-                if not parsed.is_loopback and not parsed.is_link_local:
-                    found.add(str(parsed))
-    return sorted(found)
-
-
 class OpenISCSIInitiator(interface.Initiator):
     """The open-iscsi initiator of this node."""
 
@@ -97,6 +85,17 @@ class OpenISCSIInitiator(interface.Initiator):
     @functools.cache
     def name(self) -> str:
         return volume_utils.brick_get_connector('ISCSI').get_initiator()
+
+    def addresses(self) -> list[str]:
+        found = set()
+        for addresses in psutil.net_if_addrs().values():
+            for address in addresses:
+                if address.family in (socket.AF_INET, socket.AF_INET6):
+                    parsed = ipaddress.ip_address(
+                        address.address.split('%')[0])
+                    if not parsed.is_loopback and not parsed.is_link_local:
+                        found.add(str(parsed))
+        return sorted(found)
 
     def address_towards(self, portal: str) -> str:
         address, port = _split(portal)

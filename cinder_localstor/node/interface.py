@@ -386,6 +386,10 @@ class Initiator(abc.ABC):
         """The IQN of this node's initiator."""
 
     @abc.abstractmethod
+    def addresses(self) -> list[str]:
+        """The addresses of this node that others can see."""
+
+    @abc.abstractmethod
     def address_towards(self, portal: str) -> str:
         """The address that this node connects to a portal from."""
 

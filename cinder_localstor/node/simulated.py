@@ -629,6 +629,9 @@ class SimulatedInitiator(interface.Initiator):
     def name(self) -> str:
         return 'iqn.1993-08.org.debian:' + self.faults.host
 
+    def addresses(self) -> list[str]:
+        return []
+
     def address_towards(self, portal: str) -> str:
         return '192.0.2.1'
 

@@ -22,7 +22,6 @@ from cinder import objects
 from oslo_log import log as logging
 
 from cinder_localstor import exception
-from cinder_localstor.node import initiators
 
 LOG = logging.getLogger(__name__)
 
@@ -35,10 +34,12 @@ SILENCE = 30
 ASKED_AT_ONCE = 16
 
 
-def own_identity(extra: tuple[str, ...] = ()) -> list[str]:
-    """Names and addresses that a connector from this node may carry."""
-    names = {socket.gethostname(), socket.getfqdn(), *extra,
-             *initiators.own_addresses()}
+def own_identity(known: tuple[str, ...] = ()) -> list[str]:
+    """Names and addresses that a connector from this node may carry.
+
+    :param known: those that it is known to have, with its addresses
+    """
+    names = {socket.gethostname(), socket.getfqdn(), *known}
     return sorted(name for name in names
                   if name and not name.startswith('localhost'))
 

@@ -58,7 +58,8 @@ class AddressesTest(unittest.TestCase):
                      ('lo6', socket.AF_INET6, '::1'))}
         with mock.patch('psutil.net_if_addrs', return_value=found):
             self.assertEqual(['192.0.2.1', '2001:db8::1'],
-                             initiators.own_addresses())
+                             initiators.OpenISCSIInitiator(
+                                 mock.Mock()).addresses())
 
 
 class SessionsTest(unittest.TestCase):
