@@ -31,8 +31,10 @@ from cinder.objects import fields
 from cinder.volume import volume_utils
 from oslo_db import api as oslo_db_api
 from oslo_utils import timeutils
+from oslo_utils import units
 import sqlalchemy as sa
 
+from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.node import interface
@@ -58,6 +60,8 @@ MOST_CHARACTERS = 255
 # What of an attachment's id is kept where many have to fit into one row
 SHORT_ID = 8
 FIRST_GENERATION = 1
+# What Cinder's volumes are while their copies are made or deleted
+PASSING = ('creating', 'deleting')
 
 # As Cinder has it for its own transactions: with Galera any of them can be
 # refused at its commit, for another one's sake.
@@ -129,48 +133,31 @@ def allocated(ctxt: context.RequestContext, host: str) -> int:
             _lives_on(host)).scalar() or 0)
 
 
-def standing_copies(ctxt: context.RequestContext, host: str
-                    ) -> list[tuple[str, str, int]]:
-    """Name, volume id and generation of all copies of users' volumes here.
+def copies_on(ctxt: context.RequestContext, host: str) -> list[copies.Copy]:
+    """The copies of all users' volumes that live on a backend.
 
     :param host: ``host@backend``
     """
-    copies = []
+    row = models.Volume
+    passing = row.status.in_(PASSING)
+    # Others are the shadows of moves, and what Cinder itself migrates to.
+    users = sa.or_(row.migration_status.is_(None),
+                   row.migration_status.notlike('target:%'))
     with db.main_context_manager.reader.using(ctxt) as session:
         generation = sa.orm.aliased(models.VolumeAdminMetadata)
         query = session.query(
-            models.Volume.id, models.Volume._name_id, generation.value
+            row.id, row._name_id, row.status, row.size, generation.value
         ).outerjoin(generation, sa.and_(
-            generation.volume_id == models.Volume.id,
-            generation.key == GENERATION,
+            generation.volume_id == row.id, generation.key == GENERATION,
             generation.deleted == sa.false())
-        ).filter(
-            models.Volume.deleted == sa.false(),
-            _lives_on(host),
-            models.Volume.status.notin_(('creating', 'deleting')),
-            sa.or_(models.Volume.migration_status.is_(None),
-                   models.Volume.migration_status.notlike('target:%')))
-        for volume_id, name_id, value in query:
-            copies.append((db.CONF.volume_name_template
-                           % (name_id or volume_id),
-                           volume_id, int(value or FIRST_GENERATION)))
-    return copies
-
-
-def passing_copies(ctxt: context.RequestContext, host: str) -> set[str]:
-    """Names of the copies here that are being made or deleted.
-
-    :param host: ``host@backend``
-    """
-    with db.main_context_manager.reader.using(ctxt) as session:
-        query = session.query(
-            models.Volume.id, models.Volume._name_id
-        ).filter(
-            models.Volume.deleted == sa.false(),
-            _lives_on(host),
-            models.Volume.status.in_(('creating', 'deleting')))
-        return {db.CONF.volume_name_template % (name_id or volume_id)
-                for volume_id, name_id in query}
+        ).filter(row.deleted == sa.false(), _lives_on(host), passing | users)
+        return [copies.Copy(
+            host=host, volume_id=volume_id, size=size * units.Gi,
+            name=db.CONF.volume_name_template % (name_id or volume_id),
+            generation=int(value or FIRST_GENERATION), state=status,
+            role=(copies.Role.PASSING if status in PASSING
+                  else copies.Role.STANDING))
+                for volume_id, name_id, status, size, value in query]
 
 
 def begin(ctxt: context.RequestContext, volume: objects.Volume,

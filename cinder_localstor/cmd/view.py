@@ -134,14 +134,14 @@ def _table_of(backend: report.Backend) -> rich_table.Table:
     return grid
 
 
-def _kind(copy: report.Copy, name: str) -> str:
+def _kind(copy: report.Entry, name: str) -> str:
     """What a handle lies on, without the name of the copy itself."""
     if name.endswith('-' + copy.name.replace('-', '--')):
         return 'LV'
     return name.removeprefix(copy.name + '-')
 
 
-def _state(copy: report.Copy) -> str:
+def _state(copy: report.Entry) -> str:
     if copy.move is None:
         return copy.role.value
     steps = (' %d/%d' % (copy.move.done, copy.move.steps)

@@ -11,6 +11,7 @@ from oslo_log import log as logging
 from oslo_utils import excutils
 import tenacity
 
+from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import transfer
 from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
@@ -21,27 +22,11 @@ LOG = logging.getLogger(__name__)
 SUFFIX = '-handle'
 # Seconds in which an engine whose source answers has a moment without requests
 ANSWERED_WITHIN = 2
-# The tag of a copy that the volume has moved on from
-SEALED = 'superseded'
 
 
 def handle_name(copy: str) -> str:
     """The device-mapper name of the handle of a volume copy."""
     return copy + SUFFIX
-
-
-@dataclasses.dataclass(frozen=True)
-class Standing:
-    """A copy that stands on this node, as the database knows it.
-
-    :ivar newest: the generation that the volume may have moved on to; 0 when
-        this copy is the newest
-    """
-
-    name: str
-    volume_id: str
-    generation: int
-    newest: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,23 +56,23 @@ class Handles:
         """The device that everybody uses."""
         return self._node.device_mapper.path(handle_name(copy))
 
-    def create(self, standing: Standing, size: int) -> None:
-        """Make a logical volume of `size` bytes and its handle, or neither.
+    def create(self, copy: copies.Copy) -> None:
+        """Make the logical volume of a copy and its handle, or neither.
 
         :raises NotEnoughSpace: the volume group is too full
         """
-        tags = transfer.tags(volume=standing.volume_id,
-                             generation=standing.generation)
-        was_there = self._node.volumes.is_active(standing.name)
+        tags = transfer.tags(volume=copy.volume_id,
+                             generation=copy.generation)
+        was_there = self._node.volumes.is_active(copy.name)
         try:
-            self._node.volumes.create(standing.name, size, tags)
-            self._lay(interface.LogicalVolume(standing.name, size, tags))
+            self._node.volumes.create(copy.name, copy.size, tags)
+            self._lay(interface.LogicalVolume(copy.name, copy.size, tags))
         except Exception:
             with excutils.save_and_reraise_exception():
                 # Cinder may make the volume on another node instead, and
                 # never ask this one to delete it.
                 if not was_there:
-                    self._take_back(standing.name)
+                    self._take_back(copy.name)
 
     def _take_back(self, name: str) -> None:
         """Remove a volume that nobody was ever shown, if that can be."""
@@ -187,20 +172,20 @@ class Handles:
             self._node.device_mapper.flush(self.path(copy))
             self._node.device_mapper.make_read_only(handle_name(copy))
 
-    def belong(self, standing: Standing) -> None:
+    def belong(self, copy: copies.Copy) -> None:
         """Let a copy's tags say whose it is and of which generation.
 
         :raises LogicalVolumeMissing: there is no such copy
         """
-        with self._lock(standing.name):
-            found = self._volume(standing.name).tags
-            own = transfer.tags(volume=standing.volume_id,
-                                generation=standing.generation)
+        with self._lock(copy.name):
+            found = self._volume(copy.name).tags
+            own = transfer.tags(volume=copy.volume_id,
+                                generation=copy.generation)
             keys = transfer.read_tags(own).keys()
             old = frozenset(tag for tag in found
                             if keys & transfer.read_tags(
                                 frozenset([tag])).keys())
-            self._node.volumes.retag(standing.name, add=own - found,
+            self._node.volumes.retag(copy.name, add=own - found,
                                      remove=old - own)
 
     @staticmethod
@@ -242,9 +227,10 @@ class Handles:
                     self._node.volumes.path(volume.name), start)))
         return table
 
-    def stand(self, wanted: list[Standing], others: Container[str] = ()
-              ) -> dict[str, Exception]:
-        """Build the missing handles of standing volumes.
+    def restore(self, wanted: list[copies.Copy], others: Container[str] = ()
+                ) -> dict[str, Exception]:
+        """Build the missing handles of copies that lie on their logical
+        volumes alone.
 
         One bad volume does not keep the others from being built.
 
@@ -252,7 +238,7 @@ class Handles:
         :returns: what went wrong, by name of the copy
         """
         volumes = self._node.volumes.logical_volumes()
-        known = {standing.name for standing in wanted}
+        known = {copy.name for copy in wanted}
         for name, volume in volumes.items():
             if (name not in known and name not in others
                     and wipes.former_name(name) is None):
@@ -260,10 +246,10 @@ class Handles:
         devices = self._node.device_mapper.devices()
         failures: dict[str, Exception] = {}
         missing = []
-        for standing in wanted:
-            with self._tell_failure(standing.name, failures):
-                volume = self._standing_volume(standing, volumes)
-                if handle_name(standing.name) not in devices:
+        for copy in wanted:
+            with self._tell_failure(copy.name, failures):
+                volume = self._present(copy, volumes)
+                if handle_name(copy.name) not in devices:
                     missing.append(volume)
                 elif not self._is_right(volume, devices):
                     with self._lock(volume.name):
@@ -298,28 +284,29 @@ class Handles:
 
     @staticmethod
     def _tell_of_stranger(volume: interface.LogicalVolume) -> None:
-        found = transfer.read_tags(volume.tags)
-        if 'volume' in found:
+        label = copies.Label(volume.tags)
+        if label.volume_id:
             LOG.warning(
                 'Logical volume %(name)s holds generation %(generation)s of '
                 'volume %(volume)s, which lives elsewhere or is deleted. It '
                 'is not activated, and kept: whether another copy is as new '
                 'is not known here.',
-                {'name': volume.name, 'volume': found['volume'],
-                 'generation': found.get('generation', '?')})
+                {'name': volume.name, 'volume': label.volume_id,
+                 'generation': label.generation})
 
-    def _standing_volume(self, standing: Standing,
-                         volumes: dict[str, interface.LogicalVolume]
-                         ) -> interface.LogicalVolume:
+    def _present(self, copy: copies.Copy,
+                 volumes: dict[str, interface.LogicalVolume]
+                 ) -> interface.LogicalVolume:
+        """The logical volume of a copy, if that is what should be there."""
         try:
-            volume = volumes[standing.name]
+            volume = volumes[copy.name]
         except KeyError as error:
-            raise self._missing(standing.name) from error
-        self._check_generation(standing, transfer.read_tags(volume.tags))
-        if not self._node.volumes.is_active(standing.name):
+            raise self._missing(copy.name) from error
+        self._check_generation(copy, copies.Label(volume.tags))
+        if not self._node.volumes.is_active(copy.name):
             raise exception.LogicalVolumeInactive(
-                group=self._node.volumes.name, name=standing.name,
-                volume_id=standing.volume_id)
+                group=self._node.volumes.name, name=copy.name,
+                volume_id=copy.volume_id)
         return volume
 
     def _is_right(self, volume: interface.LogicalVolume,
@@ -330,24 +317,21 @@ class Handles:
 
     @staticmethod
     def _is_sealed(volume: interface.LogicalVolume) -> bool:
-        return SEALED in transfer.read_tags(volume.tags)
+        return copies.Label(volume.tags).is_sealed
 
     @staticmethod
-    def _check_generation(standing: Standing, found: dict[str, str]) -> None:
+    def _check_generation(copy: copies.Copy, label: copies.Label) -> None:
         """:raises GenerationTooOld: the volume is elsewhere by now"""
-        generation = transfer.read_generation(found, standing.volume_id,
-                                              standing.generation)
-        superseded = transfer.read_number(found, SEALED, 0)
+        generation = label.generation_of(copy)
         what = ''
-        if 'move' in found:
+        if label.move_id:
             what = 'an arriving copy of generation %d' % generation
-        elif generation < standing.generation:
+        elif generation < copy.generation:
             what = str(generation)
-        elif superseded > (standing.newest or standing.generation):
+        elif label.superseded > (copy.newest or copy.generation):
             what = '%d, which moved on as generation %d' % (generation,
-                                                            superseded)
+                                                            label.superseded)
         if what:
             raise exception.GenerationTooOld(
-                name=standing.name, host='this node',
-                volume_id=standing.volume_id, expected=standing.generation,
-                found=what)
+                name=copy.name, host='this node', volume_id=copy.volume_id,
+                expected=copy.generation, found=what)

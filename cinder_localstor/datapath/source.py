@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the source node of a move does."""
 
+from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
 from cinder_localstor.node import interface
@@ -29,7 +30,7 @@ class Source:
         """
         pool = self._node.volumes.pool()
         volume = pool.volumes.get(name) if pool else None
-        if volume is None or 'move' in transfer.read_tags(volume.tags):
+        if volume is None or copies.Label(volume.tags).move_id:
             return -1
         return volume.used
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from oslo_utils import units
 
-from cinder_localstor.datapath import transfer
+from cinder_localstor.datapath import copies
 from cinder_localstor import exception
 from cinder_localstor.node import interface
 
@@ -75,10 +75,9 @@ def _promised(pool: interface.Pool) -> int:
     """Bytes that are still to come in a pool."""
     promised = 0
     for volume in pool.volumes.values():
-        tags = transfer.read_tags(volume.tags)
-        if 'move' in tags:
-            needed = transfer.read_number(tags, 'needs', volume.size)
-            promised += max(0, needed - volume.used)
+        label = copies.Label(volume.tags)
+        if label.move_id:
+            promised += max(0, label.needs(volume.size) - volume.used)
     return promised
 
 

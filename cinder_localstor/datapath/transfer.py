@@ -77,24 +77,3 @@ def read_tags(found: frozenset[str]) -> dict[str, str]:
     """The values that :func:`tags` wrote; tags of others are passed over."""
     matches = filter(None, map(TAG.fullmatch, found))
     return {match['key']: match['value'] for match in matches}
-
-
-def read_generation(values: dict[str, str], volume_id: str, default: int
-                    ) -> int:
-    """The generation of a volume that a copy holds.
-
-    :param default: where the tags tell none of this volume.  They may name
-        another: what Cinder copies a volume to is first a volume of its own,
-        and a copy is that of the row that names it.
-    """
-    if values.get('volume', volume_id) != volume_id:
-        return default
-    return read_number(values, 'generation', default)
-
-
-def read_number(values: dict[str, str], key: str, default: int) -> int:
-    """A number of a tag; 0 when it is none, so that it counts as too old."""
-    try:
-        return int(values.get(key, default))
-    except ValueError:
-        return 0

@@ -19,6 +19,7 @@ from oslo_log import log as logging
 from oslo_service import loopingcall
 from oslo_utils import units
 
+from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor.driver import unfinished
@@ -163,9 +164,9 @@ class LocalStorDriver(driver.VolumeDriver):
             gate.check_moves(context.get_admin_context(),
                              volume.migration_status.partition(':')[2],
                              gate.Operation.MIGRATE)
-        self._handles.create(
-            handles.Standing(volume.name, volume.id, rows.FIRST_GENERATION),
-            volume.size * units.Gi)
+        self._handles.create(copies.Copy(
+            host=self.host, name=volume.name, volume_id=volume.id,
+            generation=rows.FIRST_GENERATION, size=volume.size * units.Gi))
 
     def delete_volume(self, volume: objects.Volume) -> None:
         ctxt = context.get_admin_context()
@@ -211,9 +212,10 @@ class LocalStorDriver(driver.VolumeDriver):
 
         The new copy is the volume's from here on, of its generation.
         """
-        self._handles.belong(handles.Standing(
-            new_volume.name, volume.id,
-            rows.generation_of(ctxt, volume.id)))
+        self._handles.belong(copies.Copy(
+            host=self.host, name=new_volume.name, volume_id=volume.id,
+            generation=rows.generation_of(ctxt, volume.id),
+            size=volume.size * units.Gi))
         return {'_name_id': new_volume.name_id,
                 'provider_location': new_volume.provider_location}
 

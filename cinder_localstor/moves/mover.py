@@ -20,6 +20,7 @@ from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.moves import executor
 from cinder_localstor.moves import gate
+from cinder_localstor.moves import registry
 from cinder_localstor.moves import scheduler
 from cinder_localstor.moves import table
 from cinder_localstor.node import interface
@@ -194,13 +195,11 @@ class Mover:
         word to us, and deletes what the volume's row had until then.
         """
         adopted: list[rows.Move] = []
-        moves = [move for move in rows.for_host(ctxt, self.host)
-                 if move.volume_id != volume.id]
-        for move in moves:
-            if volume.name in (move.transfer.source_name,
-                               move.transfer.destination_name):
-                adopted += [other for other in rows.for_volume(
-                    ctxt, move.volume_id) if other not in adopted]
+        of_moves = registry.Registry(self.host, (),
+                                     rows.for_host(ctxt, self.host))
+        for volume_id in {copy.volume_id for copy in of_moves
+                          if copy.name == volume.name} - {volume.id}:
+            adopted += rows.for_volume(ctxt, volume_id)
         if adopted:
             LOG.warning('Moves %(moves)s go with copy %(copy)s, which is '
                         'volume %(volume)s now',

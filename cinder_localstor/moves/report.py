@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is on a node, and what is wrong with it.
 
-:func:`look` reads the facts of one backend and changes nothing;
+:func:`look` sees what there is of one backend and changes nothing;
 :func:`report` compares what is with what should be, and does nothing else.
 """
 
@@ -12,18 +12,18 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import dataclasses
 import datetime
-import enum
 import re
 from typing import TypeVar
 
 from cinder import context
 from oslo_utils import timeutils
 
+from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import handles
-from cinder_localstor.datapath import transfer
 from cinder_localstor.datapath import wipes
+from cinder_localstor.moves import registry
 from cinder_localstor.moves import table
 from cinder_localstor.node import interface
 from cinder_localstor.peers import directory
@@ -37,31 +37,17 @@ Finding = tuple[str, str, str]
 SESSION = re.compile(r':localstor-(?P<move_id>[0-9a-f-]{36})$')
 # A number by itself, not a part of a name
 FIGURE = re.compile(r'\b\d+(?:\.\d+)?\b')
-# The user's volume is the source copy still, or again.
-BEFORE_IDENTITY = (table.State.PREPARING, table.State.ABORTING)
 NEVER = datetime.datetime.min
 UNKNOWN = 'no volume and no move knows of it'
 
 
-class Role(str, enum.Enum):
-    """What a copy of a volume is to this node."""
-
-    STANDING = 'standing'
-    SOURCE = 'source'
-    ARRIVING = 'arriving'
-    # It was given up, and is wiped.
-    WIPING = 'wiping'
-    # Nobody knows of it.
-    LEFTOVER = 'leftover'
-
-
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class Observed:
     """A backend as it was at one moment.
 
     What could not be read is None, and `failures` says why.
 
-    :ivar passing: names of copies that are being made or deleted
+    :ivar wanted: the copies that should be there
     :ivar maps: logical volumes of the group for region maps, if it is
         another
     :ivar down: hosts of volume services that are down
@@ -71,9 +57,7 @@ class Facts:
 
     host: str
     at: datetime.datetime
-    standing: list[handles.Standing]
-    passing: set[str]
-    moves: list[rows.Move]
+    wanted: registry.Registry
     down: set[str]
     volumes: dict[str, interface.LogicalVolume] | None
     maps: dict[str, interface.LogicalVolume]
@@ -117,8 +101,8 @@ class Running:
 
 
 @dataclasses.dataclass(frozen=True)
-class Copy:
-    """A copy of a volume on this node.
+class Entry:
+    """What is told of a copy on this node.
 
     :ivar volume_id: '' where it is not known
     :ivar size: bytes of the logical volume, None if there is none
@@ -127,7 +111,7 @@ class Copy:
 
     name: str
     volume_id: str
-    role: Role
+    role: copies.Role
     size: int | None = None
     under: tuple[str, ...] = ()
     open_count: int | None = None
@@ -140,7 +124,7 @@ class Backend:
     """All copies of one backend, and what is wrong with it as a whole."""
 
     host: str
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[Entry, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -171,8 +155,8 @@ class Report:
 
 
 def look(ctxt: context.RequestContext, host: str, node: interface.Node
-         ) -> Facts:
-    """Read the facts of a backend.
+         ) -> Observed:
+    """See what there is of a backend.
 
     A tool that fails is told as a problem, and the others are asked still.
     """
@@ -185,23 +169,18 @@ def look(ctxt: context.RequestContext, host: str, node: interface.Node
             failures.append(str(error))
             return None
 
-    moves = rows.for_host(ctxt, host)
-    standing = [handles.Standing(name, volume_id, generation)
-                for name, volume_id, generation
-                in rows.standing_copies(ctxt, host)]
-    # Only where a move needs it: to ask a target can take long.
-    exports = any(move.transfer.source_host == host for move in moves)
+    wanted = registry.read(ctxt, host)
     maps = None
     if node.metadata is not node.volumes:
         maps = ask(node.metadata.logical_volumes)
-    return Facts(
-        host=host, at=timeutils.utcnow(), standing=standing, moves=moves,
+    return Observed(
+        host=host, at=timeutils.utcnow(), wanted=wanted,
         down=directory.down(ctxt),
         volumes=ask(node.volumes.logical_volumes), maps=maps or {},
         devices=ask(node.device_mapper.devices),
-        exported=ask(node.target.exported) if exports else set(),
+        # Only where a move needs it: to ask a target can take long.
+        exported=ask(node.target.exported) if wanted.sources else set(),
         connected=ask(node.initiator.connected),
-        passing=rows.passing_copies(ctxt, host),
         pool=ask(node.volumes.pool),
         suspended=tuple('%s/%s' % (group.name, name)
                         for group in {node.volumes, node.metadata}
@@ -209,26 +188,26 @@ def look(ctxt: context.RequestContext, host: str, node: interface.Node
         failures=tuple(failures))
 
 
-def report(backends: Iterable[tuple[Facts, interface.Node,
+def report(backends: Iterable[tuple[Observed, interface.Node,
                                     destination.Destination]]) -> Report:
     """What is on a node, and what is wrong with it.
 
-    :param backends: facts of each, its node, which is asked for names and
-        never for more, and the destination side of moves there
+    :param backends: what was seen of each, its node, which is asked for names
+        and never for more, and the destination side of moves there
     """
     judges = [_Judge(*backend) for backend in backends]
     known: set[str] = set()
     moves: set[str] = set()
     for judge in judges:
         known |= judge.device_names()
-        moves |= {move.move_id for move in judge.facts.moves}
+        moves |= {move.move_id for move in judge.observed.wanted.moves}
     strays = []
-    for facts in [judge.facts for judge in judges][:1]:
+    for observed in [judge.observed for judge in judges][:1]:
         # Nodes and sessions are those of all backends.
         strays += ['device %s: %s' % (name, UNKNOWN)
-                   for name in sorted(set(facts.devices or ()) - known)]
+                   for name in sorted(set(observed.devices or ()) - known)]
         strays += ['iSCSI session %s: %s' % (iqn, UNKNOWN)
-                   for iqn in sorted(facts.connected or ())
+                   for iqn in sorted(observed.connected or ())
                    if (match := SESSION.search(iqn))
                    and match['move_id'] not in moves]
     return Report(at=timeutils.utcnow(), problems=tuple(strays),
@@ -250,13 +229,13 @@ def lasting(earlier: Report, later: Report) -> Report:
                      if (host, name, _without_figures(text)) in known)
 
     def of_backend(backend: Backend) -> Backend:
-        copies = [dataclasses.replace(
-            copy, problems=both(copy.problems, backend.host, copy.name))
-            for copy in backend.copies]
+        entries = [dataclasses.replace(
+            entry, problems=both(entry.problems, backend.host, entry.name))
+            for entry in backend.copies]
         return dataclasses.replace(
             backend, problems=both(backend.problems, backend.host),
-            copies=tuple(copy for copy in copies
-                         if copy.problems or copy.role is not Role.LEFTOVER))
+            copies=tuple(entry for entry in entries if entry.problems
+                         or entry.role is not copies.Role.LEFTOVER))
 
     return dataclasses.replace(
         later, problems=both(later.problems),
@@ -268,110 +247,87 @@ def _without_figures(text: str) -> str:
 
 
 class _Judge:
-    """Compares the facts of a backend with what should be."""
+    """Compares what was seen of a backend with what should be."""
 
-    def __init__(self, facts: Facts, node: interface.Node,
+    def __init__(self, observed: Observed, node: interface.Node,
                  arriving: destination.Destination) -> None:
-        self.facts = facts
+        self.observed = observed
+        self._wanted = observed.wanted
         self._group = node.volumes
         self._arriving = arriving
 
-    def _comes(self, move: rows.Move) -> bool:
-        return move.transfer.destination_host == self.facts.host
-
-    def _leaves(self, move: rows.Move) -> bool:
-        return move.transfer.source_host == self.facts.host
-
-    def _copy_names(self) -> set[str]:
-        facts = self.facts
-        return {copy.name for copy in facts.standing} | facts.passing | {
-            name for move in facts.moves for name in (
-                move.transfer.source_name, move.transfer.destination_name)}
-
-    def _arriving_names(self) -> set[str]:
-        return {move.transfer.destination_name for move in self.facts.moves
-                if self._comes(move)}
-
     def device_names(self) -> set[str]:
         """Names of all nodes that may be here."""
-        names = set(map(handles.handle_name, self._copy_names()))
-        for move in self.facts.moves:
-            names.update(self._arriving.node_names(move.transfer))
+        names = set(map(handles.handle_name, self._wanted.names()))
+        for copy in self._wanted.arriving:
+            names.update(self._arriving.node_names(
+                self._wanted.move_of(copy).transfer))
         return names
 
     def backend(self) -> Backend:
-        facts = self.facts
-        standing = {copy.name: copy for copy in facts.standing}
-        copies = []
-        for move in facts.moves:
-            if self._comes(move):
-                standing.pop(move.transfer.destination_name, None)
-                copies.append(self._arriving_copy(move))
-            if self._leaves(move):
-                standing.pop(move.transfer.source_name, None)
-                copies.append(self._source_copy(move))
-        copies += [self._copy(copy.name, copy.volume_id, Role.STANDING,
-                              self._problems_of_standing(copy))
-                   for copy in standing.values()]
-        copies += self._leftovers()
-        problems = [*facts.failures, *map(_suspended_volume,
-                                          facts.suspended)]
-        if facts.pool and (full := self._arriving.space.problem(facts.pool)):
+        observed = self.observed
+        entries = [*map(self._arriving_copy, self._wanted.arriving),
+                   *map(self._source_copy, self._wanted.sources),
+                   *map(self._standing_copy, self._wanted.standing()),
+                   *self._leftovers()]
+        problems = [*observed.failures, *map(_suspended_volume,
+                                             observed.suspended)]
+        if observed.pool and (full := self._arriving.space.problem(
+                observed.pool)):
             problems.append(full)
-        return Backend(host=facts.host, problems=tuple(problems),
-                       copies=tuple(sorted(copies, key=_order)))
+        return Backend(host=observed.host, problems=tuple(problems),
+                       copies=tuple(sorted(entries, key=_order)))
 
-    def _copy(self, name: str, volume_id: str, role: Role,
-              problems: Iterable[str], move: Running | None = None) -> Copy:
-        volume = (self.facts.volumes or {}).get(name)
+    def _entry(self, name: str, volume_id: str, role: copies.Role,
+               problems: Iterable[str], move: Running | None = None) -> Entry:
+        volume = (self.observed.volumes or {}).get(name)
         handle = self._device(handles.handle_name(name))
-        return Copy(name=name, volume_id=volume_id, role=role,
-                    problems=tuple(problems), move=move,
-                    size=volume.size if volume else None,
-                    under=handle.under if handle else (),
-                    open_count=handle.open_count if handle else None)
+        return Entry(name=name, volume_id=volume_id, role=role,
+                     problems=tuple(problems), move=move,
+                     size=volume.size if volume else None,
+                     under=handle.under if handle else (),
+                     open_count=handle.open_count if handle else None)
 
     def _device(self, name: str) -> interface.Device | None:
-        return (self.facts.devices or {}).get(name)
+        return (self.observed.devices or {}).get(name)
 
     # Copies that stand
 
-    def _problems_of_standing(self, copy: handles.Standing) -> Iterator[str]:
-        yield from self._problems_of_volume(copy)
-        yield from self._problems_of_handle(copy)
+    def _standing_copy(self, copy: copies.Copy) -> Entry:
+        return self._entry(copy.name, copy.volume_id, copy.role,
+                           [*self._problems_of_volume(copy),
+                            *self._problems_of_handle(copy)])
 
-    def _problems_of_volume(self, copy: handles.Standing) -> Iterator[str]:
-        if self.facts.volumes is None:
+    def _problems_of_volume(self, copy: copies.Copy) -> Iterator[str]:
+        if self.observed.volumes is None:
             return
         full_name = '%s/%s' % (self._group.name, copy.name)
-        volume = self.facts.volumes.get(copy.name)
+        volume = self.observed.volumes.get(copy.name)
         if volume is None:
             yield 'logical volume %s is missing' % full_name
             return
         if not self._group.is_active(copy.name):
             yield _inactive(full_name)
-        tags = transfer.read_tags(volume.tags)
-        generation = transfer.read_generation(tags, copy.volume_id,
-                                              copy.generation)
-        if 'move' in tags:
-            yield 'the copy never arrived, of move %s' % tags['move']
+        label = copies.Label(volume.tags)
+        generation = label.generation_of(copy)
+        if label.move_id:
+            yield 'the copy never arrived, of move %s' % label.move_id
         if generation < copy.generation:
             yield ('the copy is an old one: generation %d, the present one '
                    'is %d' % (generation, copy.generation))
-        superseded = transfer.read_number(tags, handles.SEALED, 0)
         newest = copy.newest or copy.generation
-        if superseded > newest:
+        if label.superseded > newest:
             yield ('the volume has moved on as generation %d, the database '
                    'says that generation %d is the present one'
-                   % (superseded, newest))
+                   % (label.superseded, newest))
 
-    def _problems_of_handle(self, copy: handles.Standing,
+    def _problems_of_handle(self, copy: copies.Copy,
                             engine_node: str = '', sealed: bool = False
                             ) -> Iterator[str]:
         """:param engine_node: what the handle begins on if not on the volume
         :param sealed: whether nobody may write it any more
         """
-        if self.facts.devices is None:
+        if self.observed.devices is None:
             return
         name = handles.handle_name(copy.name)
         handle = self._device(name)
@@ -396,20 +352,20 @@ class _Judge:
             yield ("%s is suspended, all I/O to it waits: run 'dmsetup "
                    "resume %s'" % (name, name))
 
-    def _leftovers(self) -> Iterator[Copy]:
+    def _leftovers(self) -> Iterator[Entry]:
         """Logical volumes of ours that belong to nothing any more."""
-        names = self._copy_names()
-        moves = {move.move_id for move in self.facts.moves}
-        found = {**self.facts.maps, **(self.facts.volumes or {})}
+        names = self._wanted.names()
+        moves = {move.move_id for move in self._wanted.moves}
+        found = {**self.observed.maps, **(self.observed.volumes or {})}
         for name, volume in found.items():
-            tags = transfer.read_tags(volume.tags)
+            label = copies.Label(volume.tags)
             if wipes.former_name(name) is not None:
-                yield self._copy(name, tags.get('volume', ''), Role.WIPING,
-                                 [])
-            elif tags and name not in names and tags.get('map') not in moves:
-                copy = self._copy(name, tags.get('volume', ''),
-                                  Role.LEFTOVER, [UNKNOWN])
-                yield dataclasses.replace(copy, size=volume.size)
+                yield self._entry(name, label.volume_id, copies.Role.WIPING,
+                                  [])
+            elif label and name not in names and label.map_of not in moves:
+                entry = self._entry(name, label.volume_id,
+                                    copies.Role.LEFTOVER, [UNKNOWN])
+                yield dataclasses.replace(entry, size=volume.size)
 
     # Copies of moves
 
@@ -418,11 +374,11 @@ class _Judge:
         progress = rate = None
         stalled = False
         peer = move.transfer.destination_host
-        if self._comes(move):
+        if move.transfer.destination_host == self.observed.host:
             peer = move.transfer.source_host
-            if self.facts.devices is not None:
+            if self.observed.devices is not None:
                 progress = self._arriving.progress(move.transfer,
-                                                   self.facts.devices)
+                                                   self.observed.devices)
                 rate = self._average(move, progress)
                 stalled = self._is_stalled(move, progress)
         return Running(move_id=move.move_id, peer=peer, state=move.state,
@@ -433,16 +389,17 @@ class _Judge:
 
     def _is_stalled(self, move: rows.Move, progress: engine.Progress) -> bool:
         return (table.TABLE[table.State(move.state)].serves
-                and self.facts.devices is not None
-                and self.facts.connected is not None
+                and self.observed.devices is not None
+                and self.observed.connected is not None
                 and progress.hydration in (engine.Hydration.OFF,
                                            engine.Hydration.RUNNING)
                 and not self._arriving.is_connected(
-                    move.transfer, self.facts.devices, self.facts.connected))
+                    move.transfer, self.observed.devices,
+                    self.observed.connected))
 
     def _average(self, move: rows.Move, progress: engine.Progress
                  ) -> float | None:
-        seconds = (self.facts.at - move.since).total_seconds()
+        seconds = (self.observed.at - move.since).total_seconds()
         if (move.state != table.State.MIGRATING or seconds <= 0
                 or progress.hydration is not engine.Hydration.RUNNING):
             return None
@@ -453,44 +410,36 @@ class _Judge:
     def _problems_of_move(self, move: rows.Move, peer: str) -> Iterator[str]:
         if move.problem:
             yield move.problem
-        if peer in self.facts.down:
+        if peer in self.observed.down:
             yield 'cinder-volume of %s is down' % peer
 
-    def _arriving_copy(self, move: rows.Move) -> Copy:
+    def _arriving_copy(self, copy: copies.Copy) -> Entry:
+        move = self._wanted.move_of(copy)
         running = self._running(move)
-        copy = handles.Standing(move.transfer.destination_name,
-                                move.volume_id, move.transfer.generation,
-                                newest=self._newest(move))
         problems = [*self._problems_of_move(move, running.peer)]
         if table.TABLE[table.State(move.state)].serves:
             problems += self._problems_of_serving(move, copy)
             problems += self._problems_of_hydration(move, running.progress)
         elif table.STAND_ALONE.is_done(move):
             problems += self._problems_of_handle(copy)
-        return self._copy(copy.name, copy.volume_id, Role.ARRIVING, problems,
-                          running)
+        return self._entry(copy.name, copy.volume_id, copy.role, problems,
+                           running)
 
-    def _newest(self, move: rows.Move) -> int:
-        """The generation that a move's destination may have moved on to."""
-        return max((other.transfer.generation for other in self.facts.moves
-                    if other.transfer.source_name
-                    == move.transfer.destination_name), default=0)
-
-    def _problems_of_serving(self, move: rows.Move, copy: handles.Standing
+    def _problems_of_serving(self, move: rows.Move, copy: copies.Copy
                              ) -> Iterator[str]:
-        facts = self.facts
+        observed = self.observed
         full_name = '%s/%s' % (self._group.name, copy.name)
-        if facts.volumes is not None and copy.name not in facts.volumes:
+        if observed.volumes is not None and copy.name not in observed.volumes:
             yield 'logical volume %s is missing' % full_name
         elif not self._group.is_active(copy.name):
             yield _inactive(full_name)
         iqn = move.transfer.export.iqn
-        if facts.connected is not None and iqn not in facts.connected:
+        if observed.connected is not None and iqn not in observed.connected:
             yield 'there is no working session with the source, %s' % iqn
-        if facts.devices is not None:
+        if observed.devices is not None:
             nodes = self._arriving.node_names(move.transfer)
             yield from ('device %s is missing' % name for name in nodes
-                        if name not in facts.devices)
+                        if name not in observed.devices)
             yield from self._problems_of_handle(copy, nodes[-1])
             for name in nodes:
                 yield from self._suspended(name)
@@ -515,29 +464,27 @@ class _Judge:
               and table.START_HYDRATION.is_done(move)):
             yield 'hydration has stopped'
 
-    def _source_copy(self, move: rows.Move) -> Copy:
+    def _source_copy(self, copy: copies.Copy) -> Entry:
+        move = self._wanted.move_of(copy)
         running = self._running(move)
-        generation = move.transfer.generation
         state = table.State(move.state)
         serves = table.TABLE[state].serves
-        copy = handles.Standing(move.transfer.source_name, move.volume_id,
-                                generation - 1,
-                                newest=generation if serves else 0)
         problems = [*self._problems_of_move(move, running.peer)]
         # In other states it is being taken away.  A copy that is arriving
         # itself is judged as such.
-        if ((serves or state in BEFORE_IDENTITY)
-                and copy.name not in self._arriving_names()):
+        if ((serves or state in registry.BEFORE_IDENTITY)
+                and copy.name not in {arriving.name for arriving
+                                      in self._wanted.arriving}):
             problems += self._problems_of_volume(copy)
             problems += self._problems_of_handle(
                 copy, sealed=table.SEAL_SOURCE.is_done(move))
         if ((serves or table.EXPORT_SOURCE.is_done(move))
-                and self.facts.exported is not None
-                and move.move_id not in self.facts.exported):
+                and self.observed.exported is not None
+                and move.move_id not in self.observed.exported):
             problems.append('the source is not exported to %s'
                             % running.peer)
-        return self._copy(copy.name, copy.volume_id, Role.SOURCE, problems,
-                          running)
+        return self._entry(copy.name, copy.volume_id, copy.role, problems,
+                           running)
 
 
 def _inactive(name: str) -> str:
@@ -553,6 +500,6 @@ def _suspended_volume(name: str) -> str:
             "the group; by hand: 'lvchange --refresh %s'" % (name, name))
 
 
-def _order(copy: Copy) -> tuple[bool, bool, str]:
+def _order(copy: Entry) -> tuple[bool, bool, str]:
     """Troubled ones first, then moves."""
     return (not copy.problems, copy.move is None, copy.name)

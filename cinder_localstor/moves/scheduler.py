@@ -14,8 +14,8 @@ from cinder import context
 from oslo_log import log as logging
 from oslo_utils import units
 
+from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import destination
-from cinder_localstor.datapath import transfer
 from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.moves import executor
@@ -345,7 +345,7 @@ class Scheduler:
     def _tell_that_it_is_gone(self, volume: interface.LogicalVolume) -> None:
         """Let those look at once who would ask at their next period."""
         ctxt = context.get_admin_context()
-        volume_id = transfer.read_tags(volume.tags).get('volume', '')
+        volume_id = copies.Label(volume.tags).volume_id
         for move in rows.for_volume(ctxt, volume_id):
             owner = self._executor.owner(move)
             if owner == self.host:

@@ -24,6 +24,7 @@ from oslo_utils import timeutils
 from oslo_utils import units
 import sqlalchemy as sa
 
+from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
@@ -231,8 +232,9 @@ class Cloud:
         volume = cinder_test_utils.create_volume(
             self.ctxt, host=host + '#local', size=1, status='available')
         node = self.nodes[host]
-        handles.Handles(node).create(
-            handles.Standing(volume.name, volume.id, 1), units.Gi)
+        handles.Handles(node).create(copies.Copy(
+            host=host, name=volume.name, volume_id=volume.id, generation=1,
+            size=units.Gi))
         path = handles.Handles(node).path(volume.name)
         self.content[volume.id] = {number: 'first %d' % number
                                    for number in range(16)}
@@ -350,17 +352,17 @@ class Cloud:
         """All that is on the nodes beyond what these volumes need."""
         found = []
         for host, node in self.nodes.items():
-            copies = {row.name for row in map(self.row, volumes)
-                      if row.host == host}
-            wanted = {handles.handle_name(name) for name in copies}
+            names = {row.name for row in map(self.row, volumes)
+                     if row.host == host}
+            wanted = {handles.handle_name(name) for name in names}
             found += [(host, 'volume', name)
-                      for name in set(node.volumes.disks) ^ copies]
+                      for name in set(node.volumes.disks) ^ names]
             found += [(host, 'node', name)
                       for name in set(node.device_mapper.nodes) ^ wanted]
             found += [(host, 'export', name)
                       for name in node.target.exported()]
             found += [(host, 'remote export', name)
-                      for name in set(node.remote.exports) - copies]
+                      for name in set(node.remote.exports) - names]
             found += [(host, 'session', name)
                       for name in node.initiator.connected()]
             found += [(host, 'tag', name, tag)

@@ -14,6 +14,7 @@ from oslo_db import exception as db_exception
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.moves import table
@@ -358,7 +359,9 @@ class FindTest(RowsTestCase):
 class StandingTest(RowsTestCase):
 
     def copies(self, host=base.A):
-        return rows.standing_copies(self.ctxt, host)
+        return [(copy.name, copy.volume_id, copy.generation)
+                for copy in rows.copies_on(self.ctxt, host)
+                if copy.role is copies.Role.STANDING]
 
     def test_users_volume_with_its_generation(self):
         self.assertEqual([(self.volume.name, self.volume.id, 1)],
@@ -380,8 +383,9 @@ class StandingTest(RowsTestCase):
             self.volume.status = status
             self.volume.save()
             self.assertEqual([], self.copies())
-            self.assertEqual({self.volume.name},
-                             rows.passing_copies(self.ctxt, base.A))
+            passing, = rows.copies_on(self.ctxt, base.A)
+            self.assertEqual((self.volume.name, copies.Role.PASSING, status),
+                             (passing.name, passing.role, passing.state))
 
     def test_deleted_volume_is_none(self):
         db.volume_destroy(self.ctxt, self.volume.id)

@@ -11,6 +11,7 @@ from oslo_utils import units
 from rich import console
 
 from cinder_localstor.cmd import view
+from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import engine
 from cinder_localstor.moves import report
 
@@ -25,16 +26,16 @@ def running(local=units.Gi, hydration=engine.Hydration.RUNNING, **more):
     return report.Running(**values)
 
 
-def with_copies(*copies, at=0, **more):
+def with_copies(*entries, at=0, **more):
     return report.Report(
         at=START + datetime.timedelta(seconds=at),
-        backends=(report.Backend('a@local', copies=copies),), **more)
+        backends=(report.Backend('a@local', copies=entries),), **more)
 
 
-STANDING = report.Copy('volume-1', 'id-1', report.Role.STANDING, units.Gi,
-                       ('group-volume--1',), 1)
-MOVING = report.Copy('volume-2', 'id-2', report.Role.ARRIVING, 4 * units.Gi,
-                     ('volume-2-clone',), 0, move=running())
+STANDING = report.Entry('volume-1', 'id-1', copies.Role.STANDING, units.Gi,
+                        ('group-volume--1',), 1)
+MOVING = report.Entry('volume-2', 'id-2', copies.Role.ARRIVING, 4 * units.Gi,
+                      ('volume-2-clone',), 0, move=running())
 
 
 @ddt.ddt

@@ -4,6 +4,7 @@ import dataclasses
 import types
 import unittest
 
+from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import engines
@@ -37,7 +38,8 @@ class DestinationTestCase(unittest.TestCase):
         self.there = simulated.SimulatedNode('a', network)
         self.node = simulated.SimulatedNode('b', network)
         handles.Handles(self.there).create(
-            handles.Standing(MOVE.source_name, 'v', 1), MOVE.size)
+            copies.Copy(MOVE.source_host, MOVE.source_name, 'v', 1,
+                        MOVE.size))
         self.source = source.Source(self.there)
         self.move = dataclasses.replace(
             MOVE, engine=self.data_path,

@@ -7,6 +7,7 @@ import unittest
 import ddt
 from oslo_utils import units
 
+from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
 from cinder_localstor.datapath import wipes
@@ -25,11 +26,12 @@ class HandlesTestCase(unittest.TestCase):
         self.handles = handles.Handles(self.node)
         self.mapper = self.node.device_mapper
 
-    def standing(self, name='x', generation=1, newest=0):
-        return handles.Standing(name, 'id-' + name, generation, newest)
+    def copy(self, name='x', generation=1, newest=0):
+        return copies.Copy('a', name, 'id-' + name, generation, units.Gi,
+                           newest=newest)
 
     def create(self, name='x', generation=1):
-        self.handles.create(self.standing(name, generation), units.Gi)
+        self.handles.create(self.copy(name, generation))
 
     def lose(self, name='x'):
         self.node.cut_power()
@@ -143,8 +145,8 @@ class OneVolumeTest(HandlesTestCase):
 @ddt.ddt
 class StandTest(HandlesTestCase):
 
-    def stand(self, *wanted):
-        return self.handles.stand(list(wanted))
+    def restore(self, *wanted):
+        return self.handles.restore(list(wanted))
 
     def after_a_power_cut(self, *names):
         for name in names:
@@ -153,8 +155,8 @@ class StandTest(HandlesTestCase):
 
     def test_missing_handles_come_back(self):
         self.after_a_power_cut('x', 'y')
-        self.assertEqual({}, self.stand(self.standing('x'),
-                                        self.standing('y')))
+        self.assertEqual({}, self.restore(self.copy('x'),
+                                          self.copy('y')))
         self.assertEqual({'x-handle', 'y-handle'}, set(self.mapper.nodes))
 
     def test_a_thousand_volumes_are_looked_at_with_two_calls(self):
@@ -162,20 +164,20 @@ class StandTest(HandlesTestCase):
         for name in names:
             self.create(name)
         self.node.faults.forget()
-        self.assertEqual({}, self.stand(*map(self.standing, names)))
+        self.assertEqual({}, self.restore(*map(self.copy, names)))
         self.assertEqual(2, len(self.node.faults.seen))
 
     def test_a_thousand_handles_are_made_with_one_call(self):
         names = ['v%d' % number for number in range(1000)]
         self.after_a_power_cut(*names)
         self.node.faults.forget()
-        self.assertEqual({}, self.stand(*map(self.standing, names)))
+        self.assertEqual({}, self.restore(*map(self.copy, names)))
         self.assertEqual(3, len(self.node.faults.seen))
         self.assertEqual(1000, len(self.mapper.nodes))
 
     def test_old_generation_is_not_activated(self):
         self.after_a_power_cut('x')
-        failures = self.stand(self.standing(generation=2))
+        failures = self.restore(self.copy(generation=2))
         self.assertIsInstance(failures['x'], exception.GenerationTooOld)
         self.assertIn('generation 1', str(failures['x']))
         self.assertEqual({}, self.mapper.nodes)
@@ -183,7 +185,7 @@ class StandTest(HandlesTestCase):
     def test_copy_that_was_arriving_is_not_activated(self):
         self.after_a_power_cut('x')
         self.tag(move='m')
-        failures = self.stand(self.standing())
+        failures = self.restore(self.copy())
         self.assertIn('an arriving copy', str(failures['x']))
         self.assertEqual({}, self.mapper.nodes)
 
@@ -191,24 +193,24 @@ class StandTest(HandlesTestCase):
         # The database was slower than the tag.
         self.create('x', generation=2)
         self.node.cut_power()
-        self.assertEqual({}, self.stand(self.standing(generation=1)))
+        self.assertEqual({}, self.restore(self.copy(generation=1)))
 
     def test_volume_without_tags_is_activated(self):
         self.after_a_power_cut('x')
         self.node.volumes.disks['x'].tags = frozenset()
-        self.assertEqual({}, self.stand(self.standing(generation=1)))
+        self.assertEqual({}, self.restore(self.copy(generation=1)))
 
     def test_lost_volume_is_named_and_the_others_stand(self):
         self.after_a_power_cut('x', 'y')
         self.node.volumes.lost.add('x')
-        failures = self.stand(self.standing('x'), self.standing('y'))
+        failures = self.restore(self.copy('x'), self.copy('y'))
         self.assertEqual(['x'], list(failures))
         for part in ('group/x', 'id-x', 'No data available'):
             self.assertIn(part, str(failures['x']))
         self.assertEqual({'y-handle'}, set(self.mapper.nodes))
 
     def test_missing_volume_is_named(self):
-        failures = self.stand(self.standing())
+        failures = self.restore(self.copy())
         self.assertIsInstance(failures['x'], exception.LogicalVolumeMissing)
         self.assertIn('group/x', str(failures['x']))
 
@@ -227,28 +229,28 @@ class StandTest(HandlesTestCase):
             self.node.faults.forget()
             self.node.volumes.path = lambda name: (
                 '/dev/group/%s' % ('gone' if name == 'y' else name))
-        failures = self.stand(self.standing('x'),
-                              self.standing('y', generation),
-                              self.standing('z'))
+        failures = self.restore(self.copy('x'),
+                                self.copy('y', generation),
+                                self.copy('z'))
         self.assertEqual(['y'], list(failures))
         self.assertEqual({'x-handle', 'z-handle'}, set(self.mapper.nodes))
 
     def test_source_of_a_move_comes_back_read_only(self):
         self.after_a_power_cut('x')
         self.tag(superseded=2)
-        self.assertEqual({}, self.stand(self.standing(newest=2)))
+        self.assertEqual({}, self.restore(self.copy(newest=2)))
         self.assertTrue(self.mapper.nodes['x-handle'].read_only)
 
     def test_writable_handle_of_a_sealed_source_is_sealed(self):
         self.create()
         self.tag(superseded=2)
-        self.stand(self.standing(newest=2))
+        self.restore(self.copy(newest=2))
         self.assertTrue(self.mapper.nodes['x-handle'].read_only)
 
     def test_copy_that_the_volume_has_moved_on_from_is_not_activated(self):
         self.after_a_power_cut('x')
         self.tag(superseded=2)
-        failures = self.stand(self.standing())
+        failures = self.restore(self.copy())
         self.assertIn('moved on as generation 2', str(failures['x']))
         self.assertEqual({}, self.mapper.nodes)
 
@@ -257,14 +259,14 @@ class StandTest(HandlesTestCase):
         self.create('y')
         self.mapper.nodes['x-handle'].table = (
             self.mapper.nodes['y-handle'].table)
-        self.stand(self.standing('x'))
+        self.restore(self.copy('x'))
         self.assertEqual(('group-x',),
                          self.mapper.devices()['x-handle'].under)
 
     def test_handle_that_is_right_is_left_alone(self):
         self.create()
         self.node.faults.forget()
-        self.stand(self.standing())
+        self.restore(self.copy())
         self.assertNotIn(('SimulatedDeviceMapper.reload', 0),
                          self.node.faults.seen)
 

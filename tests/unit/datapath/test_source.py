@@ -4,6 +4,7 @@ import dataclasses
 import unittest
 from unittest import mock
 
+from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
@@ -21,7 +22,8 @@ class SourceTest(unittest.TestCase):
     def setUp(self):
         self.node = simulated.SimulatedNode('a', {})
         handles.Handles(self.node).create(
-            handles.Standing(MOVE.source_name, 'v', 1), MOVE.size)
+            copies.Copy(MOVE.source_host, MOVE.source_name, 'v', 1,
+                        MOVE.size))
         self.source = source.Source(self.node)
         self.move = dataclasses.replace(
             MOVE, export=self.source.describe_export('m', 'iqn.b',

@@ -74,6 +74,6 @@ class WipesTest(base.TestCase):
     def test_start_builds_no_handle_for_it(self):
         self.wipes.give_up('copy')
         log = self.patch('cinder_localstor.datapath.handles.LOG.warning')
-        handles.Handles(self.node).stand([])
+        handles.Handles(self.node).restore([])
         log.assert_not_called()
         self.assertEqual({}, self.node.device_mapper.nodes)

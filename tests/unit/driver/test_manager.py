@@ -354,7 +354,7 @@ class BackupTest(ManagerTestCase):
                        volume_id=self.volume.id, connector=self.BACKUP)
         self.cloud.ask(host, 'remove_export', volume_id=self.volume.id)
         self.cloud.set_status(self.volume, 'available')
-        self.assertEqual({}, self.cloud.remotes[host].exports)
+        self.assertEqual({}, self.cloud.nodes[host].remote.exports)
 
     def test_backup_is_restored(self):
         self.restore()

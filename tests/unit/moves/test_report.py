@@ -7,6 +7,7 @@ from unittest import mock
 from oslo_utils import units
 
 from cinder_localstor.datapath import clone
+from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
@@ -32,9 +33,9 @@ class ReportTestCase(base.TestCase):
         return self.report(host).backends[0].copies
 
     def only(self, host=base.A):
-        copies = self.copies(host)
-        self.assertEqual(1, len(copies), copies)
-        return copies[0]
+        entries = self.copies(host)
+        self.assertEqual(1, len(entries), entries)
+        return entries[0]
 
     def assert_problem(self, text, host=base.A):
         problems = [problem for _host, _name, problem
@@ -59,7 +60,7 @@ class StandingTest(ReportTestCase):
 
     def test_standing_volume_is_well(self):
         copy = self.only()
-        self.assertEqual(report.Role.STANDING, copy.role)
+        self.assertEqual(copies.Role.STANDING, copy.role)
         self.assertEqual(self.volume.id, copy.volume_id)
         self.assertEqual(units.Gi, copy.size)
         self.assertEqual(('group-' + self.volume.name,), copy.under)
@@ -108,10 +109,9 @@ class StandingTest(ReportTestCase):
                       found.backends[0].problems[0])
 
     def test_old_generation(self):
-        rows_of = mock.patch.object(
-            rows, 'standing_copies',
-            return_value=[(self.volume.name, self.volume.id, 3)])
-        with rows_of:
+        present, = rows.copies_on(self.ctxt, base.A)
+        with mock.patch.object(rows, 'copies_on', return_value=[
+                dataclasses.replace(present, generation=3)]):
             self.assert_problem('generation 1, the present one is 3')
 
     def test_copy_that_never_arrived(self):
@@ -135,9 +135,9 @@ class StandingTest(ReportTestCase):
     def test_logical_volume_that_belongs_to_nothing(self):
         self.cloud.nodes[base.A].volumes.create(
             'forgotten', units.Gi, transfer.tags(volume='gone'))
-        copies = self.copies()
-        self.assertEqual(report.Role.LEFTOVER, copies[0].role)
-        self.assertEqual('gone', copies[0].volume_id)
+        leftover, _standing = self.copies()
+        self.assertEqual(copies.Role.LEFTOVER, leftover.role)
+        self.assertEqual('gone', leftover.volume_id)
         self.assert_problem('no volume and no move')
 
     def test_logical_volume_of_somebody_else_is_left_alone(self):
@@ -189,8 +189,8 @@ class MovingTest(ReportTestCase):
     def test_both_nodes_show_the_move(self):
         self.cloud.watch()
         there, here = self.only(base.B), self.only(base.A)
-        self.assertEqual(report.Role.ARRIVING, there.role)
-        self.assertEqual(report.Role.SOURCE, here.role)
+        self.assertEqual(copies.Role.ARRIVING, there.role)
+        self.assertEqual(copies.Role.SOURCE, here.role)
         for copy, peer in ((there, base.A), (here, base.B)):
             self.assertEqual((), copy.problems)
             self.assertEqual(self.volume.id, copy.volume_id)

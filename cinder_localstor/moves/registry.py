@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All copies that should be on a backend.
+
+What is done at the start, what is reported, what goes with a volume that is
+deleted and what counts as left behind is read from here and nowhere else.
+What is really there, the logical volumes tell
+(:class:`cinder_localstor.datapath.copies.Label`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+from cinder import context
+
+from cinder_localstor.datapath import copies
+from cinder_localstor.moves import table
+from cinder_localstor import rows
+
+# States in which the user's volume is the source copy still, or again
+BEFORE_IDENTITY = (table.State.PREPARING, table.State.ABORTING)
+
+
+class Registry:
+    """The copies of one backend, as the database had them at one moment.
+
+    A copy in the middle of a chain has two entries: it arrives by one move,
+    and is the source of another.
+
+    :ivar volumes: copies of users' volumes, whether these move or not
+    :ivar moves: that the backend has a part in
+    :ivar sources: what moves read here
+    :ivar arriving: what moves bring here
+    """
+
+    def __init__(self, host: str, volumes: Iterable[copies.Copy],
+                 moves: Iterable[rows.Move]) -> None:
+        """:param host: ``host@backend``"""
+        self.host = host
+        self.volumes = tuple(volumes)
+        self.moves = tuple(moves)
+        self.sources = tuple(_source(move) for move in self.moves
+                             if move.transfer.source_host == host)
+        self.arriving = tuple(self._arriving(move) for move in self.moves
+                              if move.transfer.destination_host == host)
+
+    def __iter__(self) -> Iterator[copies.Copy]:
+        yield from (*self.volumes, *self.sources, *self.arriving)
+
+    def names(self) -> set[str]:
+        """Names of all copies."""
+        return {copy.name for copy in self}
+
+    def standing(self) -> list[copies.Copy]:
+        """Copies of volumes that have no part in a move."""
+        moving = {copy.name for copy in (*self.sources, *self.arriving)}
+        return [copy for copy in self.volumes
+                if copy.role is copies.Role.STANDING
+                and copy.name not in moving]
+
+    def _arriving(self, move: rows.Move) -> copies.Copy:
+        described = move.transfer
+        state = table.State(move.state)
+        serves = (state is table.State.PREPARING
+                  or table.TABLE[state].serves)
+        return copies.Copy(
+            host=self.host, name=described.destination_name,
+            volume_id=move.volume_id, generation=described.generation,
+            size=described.size, role=copies.Role.ARRIVING,
+            state=move.state, move_id=move.move_id,
+            newest=max((other.transfer.generation for other in self.moves
+                        if other.transfer.source_name
+                        == described.destination_name), default=0),
+            depends_on=copies.Origin(described.source_host,
+                                     described.source_name)
+            if serves else None)
+
+    def restored(self) -> list[copies.Copy]:
+        """Copies whose handle lies on their logical volume alone, if it is
+        to be there: it is brought back at the start.
+
+        What arrives is built again by its move.
+        """
+        found = {copy.name: copy for copy in self.volumes
+                 if copy.role is copies.Role.STANDING}
+        found.update((copy.name, copy) for copy in self.sources
+                     if self._is_needed(copy))
+        for copy in self.arriving:
+            if not table.has_let_go(self.move_of(copy)):
+                found.pop(copy.name, None)
+        return list(found.values())
+
+    def superseded(self) -> list[copies.Copy]:
+        """Sources that nobody needs any more; they are being deleted."""
+        return [copy for copy in self.sources if not self._is_needed(copy)]
+
+    def _is_needed(self, source: copies.Copy) -> bool:
+        state = table.State(source.state)
+        return ((state in BEFORE_IDENTITY or table.TABLE[state].serves)
+                and not table.DELETE_SOURCE.is_done(self.move_of(source)))
+
+    def move_of(self, copy: copies.Copy) -> rows.Move:
+        """The move that a source or an arriving copy has a part in."""
+        return next(move for move in self.moves
+                    if move.move_id == copy.move_id)
+
+
+def _source(move: rows.Move) -> copies.Copy:
+    described = move.transfer
+    serves = table.TABLE[table.State(move.state)].serves
+    return copies.Copy(
+        host=described.source_host, name=described.source_name,
+        volume_id=move.volume_id, generation=described.generation - 1,
+        size=described.size, role=copies.Role.SOURCE, state=move.state,
+        move_id=move.move_id, newest=described.generation if serves else 0)
+
+
+def read(ctxt: context.RequestContext, host: str) -> Registry:
+    """The registry of a backend as it is now.
+
+    :param host: ``host@backend``
+    """
+    # The moves first: of one that ends in between, the volume's row tells.
+    moves = rows.for_host(ctxt, host)
+    return Registry(host, rows.copies_on(ctxt, host), moves)
