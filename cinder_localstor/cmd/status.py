@@ -113,7 +113,7 @@ class Backend(NamedTuple):
 
     host: str
     node: interface.Node
-    arriving: destination.Destination
+    on_destination: destination.Destination
 
 
 def _backend(configured: backends.Configured) -> Backend:
@@ -137,7 +137,7 @@ class Watcher:
         try:
             return report.report([
                 (report.look(ctxt, backend.host, backend.node), backend.node,
-                 backend.arriving) for backend in self._backends])
+                 backend.on_destination) for backend in self._backends])
         except db_exception.DBError as error:
             raise exception.DatabaseUnreadable(
                 reason=str(error).partition('\n')[0]) from error

@@ -33,11 +33,12 @@ class Destination:
     Every method is idempotent.
     """
 
-    def __init__(self, node: interface.Node, paths: engines.Engines) -> None:
+    def __init__(self, node: interface.Node, all_engines: engines.Engines
+                 ) -> None:
         self._node = node
-        self._engines = paths
+        self._engines = all_engines
         self._handles = handles.Handles(node)
-        self.space = space.Space(node.volumes, paths.configuration)
+        self.space = space.Space(node.volumes, all_engines.configuration)
         self._wipes = wipes.Wipes(node.volumes)
 
     def check(self) -> None:
@@ -159,18 +160,18 @@ class Destination:
 
     def build_handle(self, move: transfer.Transfer) -> None:
         """Make the handle over the engine's node."""
-        self._handles.lay_on_engine(move.destination_name, move.size,
-                                    self._beneath(move))
+        self._handles.create_on_engine(move.destination_name, move.size,
+                                       self._backing(move))
 
     def restore_handle(self, move: transfer.Transfer) -> None:
         """Make the handle again of a volume that is in use already.
 
         It may have been extended, or moved on, since it came here.
         """
-        self._handles.lay(move.destination_name, self._beneath(move))
+        self._handles.load(move.destination_name, self._backing(move))
 
-    def _beneath(self, move: transfer.Transfer) -> handles.Beneath:
-        return handles.Beneath(
+    def _backing(self, move: transfer.Transfer) -> handles.Backing:
+        return handles.Backing(
             self._node.device_mapper.path(
                 self._engine(move).node_name(move.destination_name)),
             move.size // interface.SECTOR)
@@ -209,7 +210,7 @@ class Destination:
 
     def stand_alone(self, move: transfer.Transfer) -> None:
         """Let the handle lie on the logical volume; all has arrived."""
-        self._handles.lay(move.destination_name)
+        self._handles.load(move.destination_name)
 
     def remove_engine(self, move: transfer.Transfer) -> None:
         """Remove the engine's node and the source node under it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles, and the volumes that stand still."""
+"""Handles, and the volumes that do not move."""
 
 from collections.abc import Container
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def handle_name(copy: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Beneath:
+class Backing:
     """The engine's device that the first `sectors` of a handle lie on."""
 
     device: str
@@ -66,7 +66,7 @@ class Handles:
         was_there = self._node.volumes.is_active(copy.name)
         try:
             self._node.volumes.create(copy.name, copy.size, tags)
-            self._lay(interface.LogicalVolume(copy.name, copy.size, tags))
+            self._load(interface.LogicalVolume(copy.name, copy.size, tags))
         except Exception:
             with excutils.save_and_reraise_exception():
                 # Cinder may make the volume on another node instead, and
@@ -119,7 +119,7 @@ class Handles:
             return
         handle = self._node.device_mapper.devices().get(handle_name(name))
         # A logical volume answers sooner or later, an engine may not.
-        if handle is not None and self._beneath(name, handle) is not None:
+        if handle is not None and self._backing(name, handle) is not None:
             raise exception.RequestsWait(count=count, name=name)
 
     def open_count(self, name: str) -> int:
@@ -137,27 +137,27 @@ class Handles:
             handle = self._node.device_mapper.devices().get(
                 handle_name(name))
             if handle is not None:
-                self._lay(self._volume(name), self._beneath(name, handle))
+                self._load(self._volume(name), self._backing(name, handle))
 
-    def _beneath(self, name: str, handle: interface.Device
-                 ) -> Beneath | None:
+    def _backing(self, name: str, handle: interface.Device
+                 ) -> Backing | None:
         """The engine that a handle lies on at present, if any."""
         if handle.under[0] == self._node.volumes.mapped_name(name):
             return None
-        return Beneath(self._node.device_mapper.path(handle.under[0]),
+        return Backing(self._node.device_mapper.path(handle.under[0]),
                        handle.status[0].length)
 
-    def lay_on_engine(self, copy: str, size: int, beneath: Beneath) -> None:
+    def create_on_engine(self, copy: str, size: int, backing: Backing) -> None:
         """Make the first handle of a copy of `size` bytes."""
         with self._lock(copy):
-            self._lay(interface.LogicalVolume(copy, size), beneath)
+            self._load(interface.LogicalVolume(copy, size), backing)
 
-    def lay(self, copy: str, beneath: Beneath | None = None) -> None:
-        """Let a handle lie on its logical volume, and on an engine if one
-        is given, whatever it lay on.
+    def load(self, copy: str, backing: Backing | None = None) -> None:
+        """Load the table of a handle: its logical volume, behind an engine if
+        one is given, whatever it lay on.
         """
         with self._lock(copy):
-            self._lay(self._volume(copy), beneath)
+            self._load(self._volume(copy), backing)
 
     def seal(self, copy: str, generation: int) -> None:
         """Let nobody write a copy any more.
@@ -202,11 +202,11 @@ class Handles:
         return exception.LogicalVolumeMissing(
             group=self._node.volumes.name, name=name, host='this node')
 
-    def _lay(self, volume: interface.LogicalVolume,
-             beneath: Beneath | None = None) -> None:
+    def _load(self, volume: interface.LogicalVolume,
+              backing: Backing | None = None) -> None:
         name = handle_name(volume.name)
         device_mapper = self._node.device_mapper
-        table = self._table(volume, beneath)
+        table = self._table(volume, backing)
         read_only = self._is_sealed(volume)
         if device_mapper.exists(name):
             device_mapper.reload(name, table, read_only)
@@ -214,12 +214,12 @@ class Handles:
             device_mapper.create(name, table, read_only)
 
     def _table(self, volume: interface.LogicalVolume,
-               beneath: Beneath | None) -> list[interface.Segment]:
+               backing: Backing | None) -> list[interface.Segment]:
         table, start = [], 0
-        if beneath is not None:
-            table = [interface.Segment(0, beneath.sectors, 'linear',
-                                       '%s 0' % beneath.device)]
-            start = beneath.sectors
+        if backing is not None:
+            table = [interface.Segment(0, backing.sectors, 'linear',
+                                       '%s 0' % backing.device)]
+            start = backing.sectors
         length = volume.size // interface.SECTOR - start
         if length > 0:
             table.append(interface.Segment(
@@ -253,7 +253,7 @@ class Handles:
                     missing.append(volume)
                 elif not self._is_right(volume, devices):
                     with self._lock(volume.name):
-                        self._lay(volume)
+                        self._load(volume)
         if missing:
             self._make_missing(missing, failures)
         return failures
@@ -269,7 +269,7 @@ class Handles:
             LOG.warning('Handles are made one by one: %s', error)
             for volume in volumes:
                 with self._tell_failure(volume.name, failures):
-                    self._lay(volume)
+                    self._load(volume)
 
     @staticmethod
     @contextlib.contextmanager

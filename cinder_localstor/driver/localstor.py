@@ -127,7 +127,7 @@ class LocalStorDriver(driver.VolumeDriver):
         if self._node.metadata is not self._node.volumes:
             self._node.metadata.check()
         self._remote.check()
-        self._service.arriving.check()
+        self._service.on_destination.check()
         self._service.recovery.recover()
 
     def set_initialized(self) -> None:

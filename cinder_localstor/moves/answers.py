@@ -21,14 +21,15 @@ class Answers:
     """See :class:`cinder_localstor.peers.rpc.Answers`."""
 
     def __init__(self, host: str, node: interface.Node,
-                 on_source: source.Source, arriving: destination.Destination,
+                 on_source: source.Source,
+                 on_destination: destination.Destination,
                  steps: executor.StepRunner, periodic: scheduler.Scheduler,
                  configuration: Any) -> None:
         """:param host: ``host@backend`` of this node"""
         self.host = host
         self._node = node
         self._source = on_source
-        self._arriving = arriving
+        self._destination = on_destination
         self._steps = steps
         self._scheduler = periodic
         self._configuration = configuration
@@ -44,7 +45,7 @@ class Answers:
     def examine(self, ctxt: context.RequestContext, block_size: int,
                 portal: str) -> dict[str, str]:
         """Whether a volume could move here, see Destination.examine."""
-        return self._arriving.examine(block_size, portal, self.host)
+        return self._destination.examine(block_size, portal, self.host)
 
     def run(self, ctxt: context.RequestContext, move: dict[str, Any],
             steps: list[str]) -> None:

@@ -72,15 +72,16 @@ class StepRunner:
 class Executor:
     """Drives the moves that this node owns."""
 
-    def __init__(self, steps: StepRunner, arriving: destination.Destination,
+    def __init__(self, steps: StepRunner,
+                 on_destination: destination.Destination,
                  tools: facts_of.Tools, run_on_peer: RunOnPeer) -> None:
-        """:param arriving: the destination side here
+        """:param on_destination: the destination side here
         :param tools: what facts are read with
         :param run_on_peer: runs steps on another backend
         """
         self.host = tools.host
         self._steps = steps
-        self._arriving = arriving
+        self._destination = on_destination
         self._tools = tools
         self._run_on_peer = run_on_peer
 
@@ -168,7 +169,7 @@ class Executor:
         if table.Fact.ALL_LOCAL in transition.facts:
             # What counts as local from here on has to be so after a power
             # cut as well.
-            self._arriving.settle(move.transfer)
+            self._destination.settle(move.transfer)
         LOG.info('Move %(move)s of volume %(volume)s: %(state)s -> %(to)s',
                  {'move': move.move_id, 'volume': move.volume_id,
                   'state': state.value, 'to': transition.to.value})

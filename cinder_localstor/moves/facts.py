@@ -23,7 +23,7 @@ from cinder_localstor import rows
 
 Answer = TypeVar('Answer')
 # Ids of moves that copy to a node, and of those that could
-Arriving = tuple[set[str], set[str]]
+Hydrations = tuple[set[str], set[str]]
 Devices = dict[str, interface.Device]
 
 
@@ -41,24 +41,24 @@ class Turns:
         # Whose hydration begins, but is not recorded yet
         self._given: set[str] = set()
 
-    def are_free(self, move_id: str, arriving: Callable[[], Arriving]
+    def are_free(self, move_id: str, hydrations: Callable[[], Hydrations]
                  ) -> bool:
         """Whether a move would get a turn, see :meth:`take`."""
-        return self._ask(move_id, arriving, take=False)
+        return self._ask(move_id, hydrations, take=False)
 
-    def take(self, move_id: str, arriving: Callable[[], Arriving]) -> bool:
+    def take(self, move_id: str, hydrations: Callable[[], Hydrations]) -> bool:
         """Give a move its turn, if there is one.
 
-        :param arriving: ids of the moves that copy, and of those that could
+        :param hydrations: ids of the moves that copy, and of those that could
             but have not begun
         """
-        return self._ask(move_id, arriving, take=True)
+        return self._ask(move_id, hydrations, take=True)
 
-    def _ask(self, move_id: str, arriving: Callable[[], Arriving], take: bool
-             ) -> bool:
+    def _ask(self, move_id: str, hydrations: Callable[[], Hydrations],
+             take: bool) -> bool:
         if not self._most:
             return True
-        hydrating, waiting = arriving()
+        hydrating, waiting = hydrations()
         with self._lock:
             self._given &= waiting | {move_id}
             free = (move_id in self._given
@@ -73,7 +73,7 @@ class Tools:
     """What facts are read with.
 
     :ivar host: ``host@backend`` of this node
-    :ivar arriving: the destination side here, asked for progress
+    :ivar on_destination: the destination side here, asked for progress
     :ivar devices: the device-mapper nodes of this node
     :ivar sessions: IQNs of the sessions that work
     :ivar is_source_used: asks a backend whether anybody has the handle of a
@@ -83,7 +83,7 @@ class Tools:
     """
 
     host: str
-    arriving: destination.Destination
+    on_destination: destination.Destination
     devices: Callable[[], Devices]
     sessions: Callable[[], Collection[str]]
     is_source_used: Callable[[str, transfer.Transfer], bool]
@@ -150,11 +150,12 @@ class Look:
 
     def progress(self, move: rows.Move) -> engine.Progress:
         """How far a move is that arrives here."""
-        return self.tools.arriving.progress(move.transfer, self.devices())
+        return self.tools.on_destination.progress(move.transfer,
+                                                  self.devices())
 
     def is_connected(self, move: rows.Move) -> bool:
         """Whether the source of a move that arrives here can be read."""
-        return self.tools.arriving.is_connected(
+        return self.tools.on_destination.is_connected(
             move.transfer, self.devices(), self.sessions())
 
     def is_source_used(self, move: rows.Move) -> bool:
@@ -177,10 +178,10 @@ class Look:
             ('remaining', host),
             lambda: self.tools.remaining(host, sorted(names)))
 
-    def _arriving(self) -> Arriving:
-        return self._once('arriving', self._find_arriving)
+    def _hydrations(self) -> Hydrations:
+        return self._once('hydrations', self._find_hydrations)
 
-    def _find_arriving(self) -> Arriving:
+    def _find_hydrations(self) -> Hydrations:
         moves = self._moves if self._whole else rows.for_host(
             self._ctxt, self.tools.host)
         hydrating: set[str] = set()
@@ -195,15 +196,15 @@ class Look:
 
     def hydrating(self) -> set[str]:
         """Ids of the moves that copy to this node, and could now."""
-        return self._arriving()[0]
+        return self._hydrations()[0]
 
     def has_turn(self, move: rows.Move) -> bool:
         """Whether a move would get its turn to hydrate."""
-        return self.tools.turns.are_free(move.move_id, self._arriving)
+        return self.tools.turns.are_free(move.move_id, self._hydrations)
 
     def take_turn(self, move: rows.Move) -> bool:
         """Give a move its turn to hydrate, if there is one."""
-        return self.tools.turns.take(move.move_id, self._arriving)
+        return self.tools.turns.take(move.move_id, self._hydrations)
 
 
 class Facts:
@@ -269,13 +270,13 @@ class Facts:
                      if other.state == table.State.MIGRATING
                      and other.transfer.generation
                      < self._move.transfer.generation)
-        return sealed and self._look.tools.arriving.space.has_room()
+        return sealed and self._look.tools.on_destination.space.has_room()
 
     def _is_source_free(self) -> bool:
         copy = self._move.transfer.source_name
         others = self._look.others(self._move)
         arrives = any(other.transfer.destination_name == copy
-                      and not table.has_let_go(other)
+                      and not table.has_released(other)
                       for other in others)
         read = any(other.transfer.source_name == copy
                    and not table.UNEXPORT_SOURCE.is_done(other)

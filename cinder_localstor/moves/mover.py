@@ -34,19 +34,19 @@ class Mover:
     """Begins moves, and does with volumes that move what a user asks for."""
 
     def __init__(self, host: str, node: interface.Node,
-                 on_source: source.Source, built: handles.Handles,
-                 steps: executor.StepRunner, hasty: executor.Executor,
+                 on_source: source.Source, node_handles: handles.Handles,
+                 steps: executor.StepRunner, interactive: executor.Executor,
                  periodic: scheduler.Scheduler, peers: rpc.PeerAPI,
                  configuration: Any) -> None:
         """:param host: ``host@backend`` of this node
-        :param hasty: drives moves that a user waits for
+        :param interactive: drives moves that a user waits for
         """
         self.host = host
         self._node = node
         self._source = on_source
-        self._handles = built
+        self._handles = node_handles
         self._steps = steps
-        self._executor = hasty
+        self._executor = interactive
         self._scheduler = periodic
         self._peers = peers
         self._configuration = configuration

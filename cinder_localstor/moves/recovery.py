@@ -14,17 +14,17 @@ LOG = logging.getLogger(__name__)
 class Recovery:
     """Brings back what a restart of the node took away."""
 
-    def __init__(self, host: str, built: handles.Handles,
+    def __init__(self, host: str, node_handles: handles.Handles,
                  periodic: scheduler.Scheduler) -> None:
         """:param host: ``host@backend`` of this node"""
         self.host = host
-        self._handles = built
+        self._handles = node_handles
         self._scheduler = periodic
 
     def recover(self) -> None:
         """Bring back what a restart of this node took away.
 
-        Handles of all volumes that stand here, and handles and exports of
+        Handles of all volumes that live here, and handles and exports of
         copies that are sources of moves.  What needs the peers is left to
         the periodic task, so that none of them can hold up the start: to build
         again what arrives here, and to undo moves that were broken off.

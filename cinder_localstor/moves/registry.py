@@ -87,7 +87,7 @@ class Registry:
         found.update((copy.name, copy) for copy in self.sources
                      if self._is_needed(copy))
         for copy in self.arriving:
-            if not table.has_let_go(self.move_of(copy)):
+            if not table.has_released(self.move_of(copy)):
                 found.pop(copy.name, None)
         return list(found.values())
 

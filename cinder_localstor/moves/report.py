@@ -250,17 +250,17 @@ class _Judge:
     """Compares what was seen of a backend with what should be."""
 
     def __init__(self, observed: Observed, node: interface.Node,
-                 arriving: destination.Destination) -> None:
+                 on_destination: destination.Destination) -> None:
         self.observed = observed
         self._wanted = observed.wanted
         self._group = node.volumes
-        self._arriving = arriving
+        self._destination = on_destination
 
     def device_names(self) -> set[str]:
         """Names of all nodes that may be here."""
         names = set(map(handles.handle_name, self._wanted.names()))
         for copy in self._wanted.arriving:
-            names.update(self._arriving.node_names(
+            names.update(self._destination.node_names(
                 self._wanted.move_of(copy).transfer))
         return names
 
@@ -272,7 +272,7 @@ class _Judge:
                    *self._leftovers()]
         problems = [*observed.failures, *map(_suspended_volume,
                                              observed.suspended)]
-        if observed.pool and (full := self._arriving.space.problem(
+        if observed.pool and (full := self._destination.space.problem(
                 observed.pool)):
             problems.append(full)
         return Backend(host=observed.host, problems=tuple(problems),
@@ -291,7 +291,7 @@ class _Judge:
     def _device(self, name: str) -> interface.Device | None:
         return (self.observed.devices or {}).get(name)
 
-    # Copies that stand
+    # Copies that do not move
 
     def _standing_copy(self, copy: copies.Copy) -> Entry:
         return self._entry(copy.name, copy.volume_id, copy.role,
@@ -377,8 +377,8 @@ class _Judge:
         if move.transfer.destination_host == self.observed.host:
             peer = move.transfer.source_host
             if self.observed.devices is not None:
-                progress = self._arriving.progress(move.transfer,
-                                                   self.observed.devices)
+                progress = self._destination.progress(move.transfer,
+                                                      self.observed.devices)
                 rate = self._average(move, progress)
                 stalled = self._is_stalled(move, progress)
         return Running(move_id=move.move_id, peer=peer, state=move.state,
@@ -393,7 +393,7 @@ class _Judge:
                 and self.observed.connected is not None
                 and progress.hydration in (engine.Hydration.OFF,
                                            engine.Hydration.RUNNING)
-                and not self._arriving.is_connected(
+                and not self._destination.is_connected(
                     move.transfer, self.observed.devices,
                     self.observed.connected))
 
@@ -437,7 +437,7 @@ class _Judge:
         if observed.connected is not None and iqn not in observed.connected:
             yield 'there is no working session with the source, %s' % iqn
         if observed.devices is not None:
-            nodes = self._arriving.node_names(move.transfer)
+            nodes = self._destination.node_names(move.transfer)
             yield from ('device %s is missing' % name for name in nodes
                         if name not in observed.devices)
             yield from self._problems_of_handle(copy, nodes[-1])

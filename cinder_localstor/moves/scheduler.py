@@ -53,8 +53,8 @@ class Scheduler:
     """
 
     def __init__(self, host: str, node: interface.Node,
-                 arriving: destination.Destination,
-                 walker: executor.Executor, exported: exports.Exports,
+                 on_destination: destination.Destination,
+                 background: executor.Executor, exported: exports.Exports,
                  peers: rpc.PeerAPI, configuration: Any, workers: Any = None
                  ) -> None:
         """:param host: ``host@backend`` of this node
@@ -62,8 +62,8 @@ class Scheduler:
         """
         self.host = host
         self._node = node
-        self._arriving = arriving
-        self._executor = walker
+        self._destination = on_destination
+        self._executor = background
         self._exports = exported
         self._peers = peers
         self._configuration = configuration
@@ -244,7 +244,7 @@ class Scheduler:
     def _look_at_space(self, owned: list[rows.Move]) -> None:
         if any(move.state == table.State.MIGRATING for move in owned):
             try:
-                self._arriving.space.look()
+                self._destination.space.look()
             except exception.LocalStorException as error:
                 LOG.error('How full the thin pool is can not be read: %s',
                           error)
@@ -253,9 +253,9 @@ class Scheduler:
         """What is wrong with the space that a move needs, '' if nothing is.
         """
         if (move.state != table.State.MIGRATING
-                or self._arriving.space.has_room()):
+                or self._destination.space.has_room()):
             return ''
-        return self._arriving.space.full
+        return self._destination.space.full
 
     def _tell_of_space(self, ctxt: context.RequestContext, move_id: str
                        ) -> None:
@@ -283,7 +283,7 @@ class Scheduler:
 
     def _pace(self, move: rows.Move, limit: int | None) -> None:
         """Let a move copy as fast as it may now."""
-        if not self._arriving.space.has_room():
+        if not self._destination.space.has_room():
             self._flowing.discard(move.move_id)
             self._throttle(move, 0)
         elif limit is not None or (self._node.volumes.thin
@@ -294,7 +294,7 @@ class Scheduler:
 
     def _throttle(self, move: rows.Move, limit: int | None) -> None:
         try:
-            self._arriving.throttle(move.transfer, limit)
+            self._destination.throttle(move.transfer, limit)
         except exception.LocalStorException as error:
             LOG.warning('Move %(move)s goes on at its former rate: %(error)s',
                         {'move': move.move_id, 'error': error})

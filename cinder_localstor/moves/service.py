@@ -25,7 +25,7 @@ from cinder_localstor.peers import rpc
 class Service:
     """The parts of a backend that have to do with moves.
 
-    :ivar arriving: the destination side of moves here
+    :ivar on_destination: the destination side of moves here
     :ivar executor: drives the moves that nobody waits for
     """
 
@@ -33,11 +33,11 @@ class Service:
     scheduler: scheduler.Scheduler
     recovery: recovery.Recovery
     answers: answers.Answers
-    arriving: destination.Destination
+    on_destination: destination.Destination
     executor: executor.Executor
 
 
-def make(host: str, node: interface.Node, paths: engines.Engines,
+def make(host: str, node: interface.Node, all_engines: engines.Engines,
          peers: rpc.PeerAPI, configuration: Any, workers: Any = None
          ) -> Service:
     """Put the parts of one backend together.
@@ -46,10 +46,10 @@ def make(host: str, node: interface.Node, paths: engines.Engines,
     :param workers: where moves are looked after, a pool of its own if it is
         None
     """
-    built = handles.Handles(node)
+    node_handles = handles.Handles(node)
     on_source = source.Source(node)
-    arriving = destination.Destination(node, paths)
-    steps = executor.StepRunner(on_source, arriving)
+    on_destination = destination.Destination(node, all_engines)
+    steps = executor.StepRunner(on_source, on_destination)
 
     wiped = wipes.Wipes(node.volumes)
 
@@ -59,24 +59,24 @@ def make(host: str, node: interface.Node, paths: engines.Engines,
         return peers.remaining(asked, names)
 
     tools = facts.Tools(
-        host, arriving, node.device_mapper.devices, node.initiator.connected,
-        peers.is_source_used, remaining,
+        host, on_destination, node.device_mapper.devices,
+        node.initiator.connected, peers.is_source_used, remaining,
         facts.Turns(configuration.localstor_max_moves))
-    patient = executor.Executor(steps, arriving, tools, peers.run)
+    background = executor.Executor(steps, on_destination, tools, peers.run)
     # A user waits, so a peer that does not answer is given up soon.
-    hasty = executor.Executor(
-        steps, arriving, tools,
+    interactive = executor.Executor(
+        steps, on_destination, tools,
         lambda peer, moving, names: peers.run(peer, moving, names,
                                               patient=False))
     periodic = scheduler.Scheduler(
-        host, node, arriving, patient,
+        host, node, on_destination, background,
         exports.Exports(host, node.target, steps), peers, configuration,
         workers)
     return Service(
-        mover=mover.Mover(host, node, on_source, built, steps, hasty,
-                          periodic, peers, configuration),
+        mover=mover.Mover(host, node, on_source, node_handles, steps,
+                          interactive, periodic, peers, configuration),
         scheduler=periodic,
-        recovery=recovery.Recovery(host, built, periodic),
-        answers=answers.Answers(host, node, on_source, arriving, steps,
+        recovery=recovery.Recovery(host, node_handles, periodic),
+        answers=answers.Answers(host, node, on_source, on_destination, steps,
                                 periodic, configuration),
-        arriving=arriving, executor=patient)
+        on_destination=on_destination, executor=background)

@@ -295,7 +295,7 @@ LOST = {Side.SOURCE: Fact.SOURCE_GONE,
         Side.DESTINATION: Fact.DESTINATION_GONE}
 
 
-def has_let_go(move: rows.Move) -> bool:
+def has_released(move: rows.Move) -> bool:
     """Whether a move has no more to do with its destination's copy."""
     return KEEP_DESTINATION.is_done(move) or DELETE_DESTINATION.is_done(move)
 

@@ -100,7 +100,7 @@ class OneVolumeTest(HandlesTestCase):
         self.node.volumes.create('x', units.Gi, frozenset())
         self.mapper.create('x-clone', [interface.Segment(
             0, GIB_SECTORS, 'linear', '/dev/group/x 0')])
-        self.handles.lay_on_engine('x', units.Gi, handles.Beneath(
+        self.handles.create_on_engine('x', units.Gi, handles.Backing(
             '/dev/mapper/x-clone', GIB_SECTORS))
 
     def test_extend_of_a_moving_volume_adds_what_no_engine_knows_of(self):
@@ -117,7 +117,7 @@ class OneVolumeTest(HandlesTestCase):
     def test_extended_volume_stands_alone_in_one_piece(self):
         self.over_an_engine()
         self.handles.extend('x', 2 * units.Gi)
-        self.handles.lay('x')
+        self.handles.load('x')
         self.assertEqual([interface.Segment(0, 2 * GIB_SECTORS, 'linear',
                                             '/dev/group/x 0')],
                          self.mapper.nodes['x-handle'].table)
@@ -134,7 +134,7 @@ class OneVolumeTest(HandlesTestCase):
         self.handles.seal('x', 2)
         self.assertEqual(('x-clone',), self.under())
         self.assertTrue(self.mapper.nodes['x-handle'].read_only)
-        self.handles.lay('x')
+        self.handles.load('x')
         self.assertEqual(('group-x',), self.under())
         self.assertTrue(self.mapper.nodes['x-handle'].read_only)
 
@@ -280,9 +280,9 @@ class AtOnceTest(HandlesTestCase):
         inside = base.Inside()
         self.mapper.reload = inside
         operations = (lambda: self.handles.extend('x', 2 * units.Gi),
-                      lambda: self.handles.lay('x'),
-                      lambda: self.handles.lay_on_engine(
-                          'x', units.Gi, handles.Beneath(
+                      lambda: self.handles.load('x'),
+                      lambda: self.handles.create_on_engine(
+                          'x', units.Gi, handles.Backing(
                               '/dev/mapper/y', GIB_SECTORS)))
         self.assertEqual([None] * 3, base.at_once(*operations))
         self.assertEqual(1, inside.most)
@@ -290,8 +290,8 @@ class AtOnceTest(HandlesTestCase):
     def test_extending_sees_what_was_laid_meanwhile(self):
         self.create()
         self.create('y')
-        self.handles.lay('x', handles.Beneath('/dev/mapper/y-handle',
-                                              GIB_SECTORS))
+        self.handles.load('x', handles.Backing('/dev/mapper/y-handle',
+                                               GIB_SECTORS))
         devices, reload = self.mapper.devices, self.mapper.reload
 
         def look():
@@ -306,7 +306,7 @@ class AtOnceTest(HandlesTestCase):
         self.mapper.devices, self.mapper.reload = look, slow
         self.assertEqual([None] * 2, base.at_once(
             lambda: self.handles.extend('x', 2 * units.Gi),
-            lambda: self.handles.lay('x')))
+            lambda: self.handles.load('x')))
         self.assertEqual(('group-x',), devices()['x-handle'].under)
 
     def test_sealing_is_not_undone_by_a_table_of_before(self):
@@ -325,5 +325,5 @@ class AtOnceTest(HandlesTestCase):
 
         self.node.volumes.logical_volumes = slow
         self.assertEqual([None] * 2, base.at_once(
-            lambda: self.handles.lay('x'), seal))
+            lambda: self.handles.load('x'), seal))
         self.assertTrue(self.mapper.nodes['x-handle'].read_only)

@@ -33,11 +33,11 @@ class SourceTest(unittest.TestCase):
     def handle(self):
         return self.node.device_mapper.nodes[MOVE.source_name + '-handle']
 
-    def lay_on_engine(self):
+    def create_on_engine(self):
         self.node.device_mapper.create('engine', [interface.Segment(
             0, MOVE.size // interface.SECTOR, 'linear',
             self.node.volumes.path(MOVE.source_name) + ' 0')])
-        handles.Handles(self.node).lay(MOVE.source_name, handles.Beneath(
+        handles.Handles(self.node).load(MOVE.source_name, handles.Backing(
             '/dev/mapper/engine', MOVE.size // interface.SECTOR))
 
     def called(self):
@@ -92,7 +92,7 @@ class SourceTest(unittest.TestCase):
     def test_export_stays_while_its_requests_wait_for_another_node(self):
         with mock.patch.object(handles, 'ANSWERED_WITHIN', 0.02):
             self.source.export_source(self.move)
-            self.lay_on_engine()
+            self.create_on_engine()
             self.handle().in_flight = 2
             self.assertRaisesRegex(exception.RequestsWait, MOVE.source_name,
                                    self.source.unexport_source, self.move)

@@ -98,7 +98,7 @@ class ExecutorTest(base.TestCase):
         move = self.begun()
         self.cloud.watch()
         self.cloud.hydrate()
-        arriving = self.executor(base.B)._arriving
+        arriving = self.executor(base.B)._destination
         order = []
         settle, change = arriving.settle, rows.change_state
         with mock.patch.object(arriving, 'settle', lambda *args: (

@@ -753,7 +753,7 @@ class ChainTest(MoverTestCase):
         self.cloud.move(self.volume, to=base.C)
         self.cloud.watch()
         last = rows.for_volume(self.ctxt, self.volume.id)[-1]
-        progress = self.cloud.running[base.C].arriving.progress(
+        progress = self.cloud.running[base.C].on_destination.progress(
             last.transfer, self.cloud.nodes[base.C].device_mapper.devices())
         self.assertEqual(engine.Hydration.OFF, progress.hydration)
         self.cloud.settle()
