@@ -18,6 +18,8 @@ from cinder_localstor.driver import unfinished
 from cinder_localstor import exception
 from tests.unit import base
 
+DAY = 86400
+
 
 class UnfinishedTestCase(base.TestCase):
     """Volumes of a project, with Cinder's own API and its own quotas."""
@@ -71,12 +73,19 @@ class UnfinishedTestCase(base.TestCase):
             session.query(models.Volume).filter_by(
                 id=volume.id).update(values)
 
+    def later(self, seconds):
+        return mock.patch.object(
+            timeutils, 'utcnow', return_value=timeutils.utcnow()
+            + datetime.timedelta(seconds=seconds))
+
     def settle(self, later=2 * unfinished.PATIENCE):
-        with mock.patch.object(
-                timeutils, 'utcnow',
-                return_value=timeutils.utcnow() + datetime.timedelta(
-                    seconds=later)):
+        with self.later(later):
             self.unfinished.settle(self.ctxt)
+
+    def expire_reservations(self):
+        """What Cinder does with them after a day."""
+        with self.later(2 * DAY):
+            quota.QUOTAS.expire(self.ctxt)
 
     def state(self, volume=None):
         row = self.cloud.refresh(volume or self.volume)
@@ -163,13 +172,10 @@ class ExtensionTest(UnfinishedTestCase):
     def test_reservation_that_has_expired_is_made_again(self):
         self.ask(3)
         self.grow(3)
-        with mock.patch.object(
-                timeutils, 'utcnow',
-                return_value=timeutils.utcnow() + datetime.timedelta(days=2)):
-            quota.QUOTAS.expire(self.ctxt)
+        self.expire_reservations()
         self.assertEqual((1, 0), self.usage())
 
-        self.settle(later=2 * 86400)
+        self.settle(later=2 * DAY)
 
         self.assertEqual(('available', 3), self.state())
         self.assertEqual((3, 0), self.usage())
@@ -177,13 +183,10 @@ class ExtensionTest(UnfinishedTestCase):
     def test_without_quota_for_it_the_volume_keeps_its_size(self):
         self.ask(3)
         self.grow(3)
-        with mock.patch.object(
-                timeutils, 'utcnow',
-                return_value=timeutils.utcnow() + datetime.timedelta(days=2)):
-            quota.QUOTAS.expire(self.ctxt)
+        self.expire_reservations()
         db.quota_create(self.ctxt, self.project, 'gigabytes', 2)
 
-        self.settle(later=2 * 86400)
+        self.settle(later=2 * DAY)
 
         self.assertEqual(('available', 1), self.state())
         self.assertEqual((1, 0), self.usage())
