@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from cinder import context
@@ -101,6 +102,7 @@ class Mover:
             raise exception.VolumeConnectedElsewhere(
                 volume_id=volume.id, host='the host of attachment '
                 + leaving[0])
+        self._unexport_aborted(ctxt, volume.id)
         described = transfer.Transfer(
             move_id=move_id, volume_id=volume.id,
             generation=rows.generation_of(ctxt, volume.id) + 1,
@@ -233,12 +235,21 @@ class Mover:
         if last is not None and last.state != table.State.DISCARDING:
             # Before anything is recorded: what is recorded is carried out.
             self._handles.check_unused(last.transfer.destination_name)
-        for move in rows.for_volume(ctxt, volume_id):
-            if move.state == table.State.ABORTING:
-                # What is left of it on the peer is removed anyway.  Only its
-                # export is in the way.
-                self._steps.run(ctxt, move.transfer,
-                                [table.UNEXPORT_SOURCE.name])
+        self._unexport_aborted(ctxt, volume_id)
         if last is not None and last.state != table.State.DISCARDING:
             last = rows.change_state(ctxt, last, table.State.DISCARDING.value)
         return last
+
+    def _unexport_aborted(self, ctxt: context.RequestContext, volume_id: str
+                          ) -> None:
+        """Let aborted moves whose peer is away be in nobody's way.
+
+        What is left on the peer is removed when it comes back.  But an
+        export keeps the copy in use, and LIO exports no device twice.
+        """
+        for move in rows.for_volume(ctxt, volume_id):
+            if (move.state == table.State.ABORTING
+                    and move.transfer.source_host == self.host):
+                with contextlib.suppress(exception.StepTooLate):
+                    self._steps.run(ctxt, move.transfer,
+                                    [table.UNEXPORT_SOURCE.name])

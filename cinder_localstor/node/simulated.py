@@ -537,7 +537,7 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
 
 
 class SimulatedTarget(interface.SourceTarget):
-    """Exports in memory."""
+    """Exports in memory; a device has one, as with LIO."""
 
     def __init__(self, node: 'SimulatedNode', faults: Faults) -> None:
         self._node = node
@@ -561,6 +561,11 @@ class SimulatedTarget(interface.SourceTarget):
     @_fallible
     def export(self, move_id: str, device: str, export: interface.Export
                ) -> None:
+        if any(other != move_id and taken == device
+               for other, (_export, taken) in self.exports.items()):
+            raise exception.CommandFailed(
+                command='export', host=self.faults.host,
+                reason='%s is already in use' % device)
         self.exports.setdefault(move_id, (export, device))
         # What is there already is not looked at again, and a target without
         # a disk stays one, as with the real ones.
