@@ -5,7 +5,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use localstor_hydrator_core::Operation;
+use localstor_hydrator_core::{Operation, Rate};
 use null::Null;
 
 #[allow(dead_code)]
@@ -158,4 +158,24 @@ fn in_steady_state_nothing_is_allocated() {
     let before = ALLOCATIONS.get();
     one_round(77);
     assert_eq!(ALLOCATIONS.get() - before, 0);
+}
+
+#[test]
+fn what_the_guest_has_left_of_a_region_is_one_read_of_the_source() {
+    const REGIONS: u64 = GIB >> 20;
+    let mut null = Null::new(GIB);
+    for block in (0..64 * 256).step_by(2) {
+        null.one(WRITE, block * 4096, 4096);
+    }
+    assert_no_error(&null);
+    null.volume.set_rate(Rate {
+        limit: None,
+        minimum: 1 << 40,
+    });
+    null.volume.start();
+    while !null.done {
+        null.round();
+    }
+    let reads = null.source_reads;
+    assert!(reads <= REGIONS, "{reads} reads for {REGIONS} regions");
 }

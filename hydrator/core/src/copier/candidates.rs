@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::io::Time;
-use crate::regions::Regions;
+use crate::regions::{Mask, Regions};
 use crate::source::FIRST_RETRY;
 use crate::units::{Block, Blocks, Offset, Region};
 
@@ -32,11 +32,22 @@ const JUMPS: u64 = 13;
 /// How often a block that is never answered is asked for, in nanoseconds.
 const UNANSWERED_AGAIN: u64 = 30_000_000_000;
 
+/// What is not to be copied is read with what is, rather than leave so many
+/// blocks (64 KiB) out: to ask the source twice takes longer.
+const GAP_MOST: u64 = 16;
+
+/// What is to be read at once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    pub(super) blocks: Blocks,
+    /// Those of them that are to be copied; the first and the last are.
+    pub(super) wanted: Mask,
+}
+
 /// What a look for something to copy has found.
 pub(super) enum Next {
-    /// These blocks. If the source has not answered them before, after which
-    /// pause.
-    Extent(Blocks, Option<u64>),
+    /// This extent. If the source has not answered it before, after which pause.
+    Extent(Extent, Option<u64>),
     /// Nothing yet; not all of the volume was looked at.
     NotSeen,
     /// Nothing on all of the volume that can be copied at present.
@@ -185,11 +196,12 @@ impl Candidates {
                 .map()
                 .is_copying(regions.map().region_of(half.first))
             {
-                if let Some(run) = self.run_in(half, regions) {
-                    if run.end < half.end {
-                        self.halves.push(half.from(run.end));
+                if let Some(extent) = self.extent_in(half, regions) {
+                    let rest = half.from(extent.blocks.end);
+                    if !rest.is_empty() {
+                        self.halves.push(rest);
                     }
-                    return Next::Extent(run, None);
+                    return Next::Extent(extent, None);
                 }
             }
         }
@@ -198,14 +210,14 @@ impl Candidates {
                 return next;
             }
         }
-        if let Some(run) = self.next_hot(regions) {
-            return Next::Extent(run, None);
+        if let Some(extent) = self.next_hot(regions) {
+            return Next::Extent(extent, None);
         }
         while *budget > 0 {
             *budget -= 1;
-            if let Some(run) = self.run_in_region(self.cursor, regions) {
+            if let Some(extent) = self.extent_in_region(self.cursor, regions) {
                 self.scanned = 0;
-                return Next::Extent(run, None);
+                return Next::Extent(extent, None);
             }
             self.cursor = Region((self.cursor.0 + 1) % regions.map().regions());
             self.scanned += 1;
@@ -218,13 +230,13 @@ impl Candidates {
         Next::NotSeen
     }
 
-    fn next_hot(&mut self, regions: &mut Regions) -> Option<Blocks> {
+    fn next_hot(&mut self, regions: &mut Regions) -> Option<Extent> {
         loop {
             let heat = |at: &usize| regions.map().heat_of(self.hot[*at]);
             let at = (0..self.hot.len()).max_by_key(heat)?;
             let region = self.hot[at];
-            if let Some(run) = self.run_in_region(region, regions) {
-                return Some(run);
+            if let Some(extent) = self.extent_in_region(region, regions) {
+                return Some(extent);
             }
             self.hot.swap_remove(at);
             regions.set_hot(region, false);
@@ -257,22 +269,24 @@ impl Candidates {
             }
             self.take_unanswered(first);
             let all = Blocks::run(first, extent.count);
-            let Some(run) = self.run_in(all, regions) else {
+            let Some(mut found) = self.extent_in(all, regions) else {
                 continue;
             };
             let whole = look.away && self.unanswered.len() >= HALVES_AWAY;
-            let count = run.count();
-            let taken = Blocks::run(run.first, if whole { count } else { count.div_ceil(2) });
-            let rest = all.from(taken.end);
+            if !whole {
+                let half = Blocks::run(found.blocks.first, found.blocks.count().div_ceil(2));
+                found = self.extent_in(half, regions)?;
+            }
+            let rest = all.from(found.blocks.end);
             if !rest.is_empty() {
-                let extent = Unanswered {
+                let rest_of_it = Unanswered {
                     count: rest.count(),
                     again: look.now,
                     ..extent
                 };
-                self.add_unanswered(rest.first, extent);
+                self.add_unanswered(rest.first, rest_of_it);
             }
-            return Some(Next::Extent(taken, Some(extent.backoff)));
+            return Some(Next::Extent(found, Some(extent.backoff)));
         }
     }
 
@@ -323,44 +337,68 @@ impl Candidates {
         before.is_some_and(|(first, extent)| block < *first + extent.count)
     }
 
-    fn run_in_region(&self, region: Region, regions: &Regions) -> Option<Blocks> {
+    fn extent_in_region(&self, region: Region, regions: &Regions) -> Option<Extent> {
         let map = regions.map();
         if region.0 >= map.regions() || map.is_copying(region) {
             return None;
         }
-        self.run_in(map.blocks_of(region), regions)
+        self.extent_in(map.blocks_of(region), regions)
+    }
+
+    /// Whether the source may answer when it is asked for a block.
+    fn is_readable(&self, block: Block) -> bool {
+        !self.bad.contains(&block) && !self.is_unanswered(block)
     }
 
     fn can_be_copied(&self, block: Block, regions: &Regions) -> bool {
         !regions.map().is_local(block)
             && regions.entry(block).is_none()
-            && !self.bad.contains(&block)
-            && !self.is_unanswered(block)
+            && self.is_readable(block)
             && !self.differing.contains(&block)
             && !regions.is_any_unreadable(block.alone())
             && !regions.is_being_zeroed(block.alone())
     }
 
-    /// The first run of these blocks that can be copied, on the source or
-    /// beyond its end.
-    fn run_in(&self, blocks: Blocks, regions: &Regions) -> Option<Blocks> {
-        let map = regions.map();
-        let mut begin = map.run_end(blocks, true);
-        while begin < blocks.end && !self.can_be_copied(begin, regions) {
-            begin = map.run_end(blocks.from(begin.next()), true);
+    /// The first of these blocks that can be copied.
+    fn first_in(&self, blocks: Blocks, regions: &Regions) -> Option<Block> {
+        let mut rest = blocks;
+        loop {
+            let block = regions.map().run_end(rest, true);
+            if block >= blocks.end {
+                return None;
+            }
+            if self.can_be_copied(block, regions) {
+                return Some(block);
+            }
+            rest = blocks.from(block.next());
         }
-        if begin >= blocks.end {
-            return None;
+    }
+
+    /// The first of these blocks, all of one region, that can be copied, with
+    /// those that follow closely: all on the source, or all beyond its end, where
+    /// nothing needs to be read.
+    fn extent_in(&self, blocks: Blocks, regions: &Regions) -> Option<Extent> {
+        let first = self.first_in(blocks, regions)?;
+        let mut rest = blocks.from(first);
+        let gap_most = if self.is_on_source(first) {
+            rest.end = rest.end.min(self.source_end);
+            GAP_MOST
+        } else {
+            0
+        };
+        let mut wanted = Mask::default();
+        let mut end = first;
+        while let Some(next) = self.first_in(rest, regions) {
+            let mut gap = Blocks::new(end, next).iter();
+            if next - end > gap_most || !gap.all(|block| self.is_readable(block)) {
+                break;
+            }
+            wanted.set(next - first);
+            end = next.next();
+            rest = rest.from(end);
         }
-        let mut run = blocks.from(begin);
-        if self.is_on_source(begin) {
-            run.end = run.end.min(self.source_end);
-        }
-        let stop = run
-            .iter()
-            .find(|block| !self.can_be_copied(*block, regions));
-        run.end = stop.unwrap_or(run.end);
-        Some(run)
+        let blocks = Blocks::new(first, end);
+        Some(Extent { blocks, wanted })
     }
 }
 

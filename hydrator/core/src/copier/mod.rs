@@ -2,12 +2,12 @@
 
 //! The copier: hydration, and verification.
 //!
-//! An extent is a run of remote blocks inside of one region. It is read from
-//! the source, and what the guest has not written meanwhile is written to the
-//! destination; zeros are not, as far as may be. The blocks are local then (or
-//! when they were compared, see [`verification`]); once a flush has followed, a
-//! checkpoint records them in the bitmap. What is copied when, [`candidates`]
-//! knows.
+//! An extent has remote blocks of one region, perhaps with others between them
+//! that are read and left out. It is read from the source, and what the guest has
+//! not written meanwhile is written to the destination; zeros are not, as far as
+//! may be. The blocks are local then (or when they were compared, see
+//! [`verification`]); once a flush has followed, a checkpoint records them in the
+//! bitmap. What is copied when, [`candidates`] knows.
 
 mod candidates;
 mod copy;
@@ -22,7 +22,7 @@ use crate::regions::{Mask, Regions};
 use crate::rules::Rule;
 use crate::source::FIRST_RETRY;
 use crate::units::{BLOCK_SIZE, Block, Blocks, Bytes, Region};
-use candidates::{Candidates, Look, Next};
+use candidates::{Candidates, Extent, Look, Next};
 use copy::{Copy, Stage};
 use verification::Verification;
 
@@ -203,8 +203,8 @@ impl Copier {
                 away: parts.source.is_away(),
                 silent: silent_until.is_some(),
             };
-            let (blocks, backoff) = match self.candidates.next(look, budget, &mut parts.regions) {
-                Next::Extent(blocks, backoff) => (blocks, backoff),
+            let (extent, backoff) = match self.candidates.next(look, budget, &mut parts.regions) {
+                Next::Extent(extent, backoff) => (extent, backoff),
                 Next::NotSeen => {
                     self.wake_at = Some(parts.cx.now);
                     return;
@@ -218,6 +218,7 @@ impl Copier {
                     return;
                 }
             };
+            let Extent { blocks, wanted } = extent;
             let on_source = self.candidates.is_on_source(blocks.first);
             if on_source && !parts.source.may_copy(parts.cx.now) {
                 self.candidates.push(blocks);
@@ -229,12 +230,7 @@ impl Copier {
                 .regions
                 .set_copying(parts.regions.map().region_of(blocks.first), true);
             if on_source {
-                self.begin(
-                    slot,
-                    blocks,
-                    Mask::first(blocks.count()),
-                    Stage::Reading(backoff),
-                );
+                self.begin(slot, blocks, wanted, Stage::Reading(backoff));
                 read(
                     Job::CopyRead(slot),
                     Device::Source,
@@ -243,8 +239,7 @@ impl Copier {
                     &mut parts.cx,
                 );
             } else {
-                let writing = Stage::Writing(0, false);
-                self.begin(slot, blocks, Mask::first(blocks.count()), writing);
+                self.begin(slot, blocks, wanted, Stage::Writing(0, false));
                 self.copy_zeros(slot, blocks, &mut parts.cx);
                 self.end_if_written(slot, parts);
             }

@@ -554,7 +554,7 @@ impl Journal {
             // Blocks that were copied lie side by side; what the guest writes
             // does not, and is safe in the journal.
             let from = Block(from * BLOCKS_PER_BITMAP_BLOCK);
-            let next = regions.copied().next_recording(from);
+            let next = regions.next_recording(from);
             next.and_then(|block| regions.take_dirty(block.0 / BLOCKS_PER_BITMAP_BLOCK))
         };
         let Some((bitmap_block, changed)) = next else {

@@ -7,9 +7,6 @@
 pub(crate) struct Mask([u64; 4]);
 
 impl Mask {
-    /// How many blocks it has room for.
-    pub(crate) const BITS: u64 = 256;
-
     /// The first so many.
     pub(crate) fn first(count: u64) -> Self {
         let mut mask = Self::default();
@@ -33,11 +30,32 @@ impl Mask {
         self.0.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
+    /// Those of another one, too.
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (word, more) in self.0.iter_mut().zip(other.0) {
+            *word |= more;
+        }
+    }
+
+    /// The same blocks, counted from so many blocks before.
+    pub(crate) fn shifted(self, by: u64) -> Self {
+        let mut shifted = Self::default();
+        self.iter().for_each(|bit| shifted.set(bit + by));
+        shifted
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0 == [0; 4]
     }
 
     pub(crate) fn iter(self) -> impl Iterator<Item = u64> {
-        (0..Self::BITS).filter(move |bit| self.has(*bit))
+        (0..).zip(self.0).flat_map(|(at, mut word)| {
+            core::iter::from_fn(move || {
+                let bit = word.trailing_zeros();
+                // The lowest bit is taken away.
+                word &= word.wrapping_sub(1);
+                (bit < 64).then_some(at * 64 + u64::from(bit))
+            })
+        })
     }
 }

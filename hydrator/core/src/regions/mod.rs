@@ -245,9 +245,15 @@ impl Regions {
         self.copied.is_being_recorded(&self.map, block) == Some(true)
     }
 
-    /// Whether any of these may be.
+    /// Whether any of these is.
     pub(crate) fn is_any_being_recorded(&self, blocks: Blocks) -> bool {
-        self.copied.is_any_being_recorded(blocks)
+        self.copied.is_any_being_recorded(&self.map, blocks)
+    }
+
+    /// The first block, from `from` on, of a region with something that is being
+    /// recorded.
+    pub(crate) fn next_recording(&self, from: Block) -> Option<Block> {
+        self.copied.next_recording(&self.map, from)
     }
 
     /// The bitmap is durable.
@@ -329,7 +335,7 @@ impl Regions {
             let at = block - first;
             words[(at / 64) as usize] &= !(1 << (at % 64));
         };
-        self.copied.withheld(blocks, &mut withhold);
+        self.copied.withheld(&self.map, blocks, &mut withhold);
         if blocks.is_empty() {
             return words;
         }

@@ -3,7 +3,7 @@
 //! A volume over devices that do everything at once and keep nothing.
 
 use localstor_hydrator_core::{
-    Action, Config, Failure, Io, Memory, Notice, Operation, Request, Tag, Time, Volume,
+    Action, Config, Device, Failure, Io, Memory, Notice, Operation, Request, Tag, Time, Volume,
     metadata_size,
 };
 
@@ -53,6 +53,9 @@ pub(crate) struct Null {
     landing: Vec<Io>,
     pub(crate) answered: Vec<(Tag, Result<(), Failure>)>,
     pub(crate) open: bool,
+    pub(crate) done: bool,
+    /// Reads of the source.
+    pub(crate) source_reads: u64,
     /// Rounds in which everything in flight was carried out at once.
     pub(crate) rounds: u64,
 }
@@ -74,6 +77,8 @@ impl Null {
             landing: Vec::with_capacity(4096),
             answered: Vec::with_capacity(4096),
             open: false,
+            done: false,
+            source_reads: 0,
             rounds: 0,
         };
         while !null.open {
@@ -94,15 +99,22 @@ impl Null {
 
     /// Take the actions; true if anything is in flight.
     pub(crate) fn take_actions(&mut self) -> bool {
-        let (flight, answered, open) = (&mut self.flight, &mut self.answered, &mut self.open);
+        let (flight, answered) = (&mut self.flight, &mut self.answered);
+        let (open, done, source_reads) = (&mut self.open, &mut self.done, &mut self.source_reads);
         self.volume
             .actions(self.now, &mut self.memory, |action| match action {
-                Action::Read { io, .. }
-                | Action::Write { io, .. }
-                | Action::Zero { io, .. }
-                | Action::Flush { io, .. } => flight.push(io),
+                Action::Read { io, device, .. } => {
+                    *source_reads += u64::from(device == Device::Source);
+                    flight.push(io);
+                }
+                Action::Write { io, .. } | Action::Zero { io, .. } | Action::Flush { io, .. } => {
+                    flight.push(io)
+                }
                 Action::Complete { tag, result } => answered.push((tag, result)),
-                Action::Notice(notice) => *open |= notice == Notice::Open,
+                Action::Notice(notice) => {
+                    *open |= notice == Notice::Open;
+                    *done |= notice == Notice::Done;
+                }
             });
         !self.flight.is_empty()
     }
