@@ -41,6 +41,18 @@ class MoverTestCase(base.TestCase):
         self.assertEqual([], self.cloud.leftovers(volumes))
         self.assertEqual([], rows._moves(self.ctxt))
 
+    def lose_destination_of_an_aborted_move(self):
+        """The volume is back at its source; nobody has it attached."""
+        first = self.cloud.reserve(self.volume, {'host': 'a'})
+        second = self.cloud.reserve(self.volume)
+        self.cloud.move(self.volume)
+        second.destroy()
+        self.cloud.down.add(base.B)
+        move = rows.for_volume(self.ctxt, self.volume.id)[0]
+        rows.change_state(self.ctxt, move, table.State.ABORTING.value,
+                          swap=True)
+        first.destroy()
+
 
 class FirstAttachTest(MoverTestCase):
 
@@ -708,15 +720,7 @@ class ChainTest(MoverTestCase):
         self.assert_whole()
 
     def test_lost_destination_of_an_aborted_move_is_in_nobodys_way(self):
-        first = self.cloud.reserve(self.volume, {'host': 'a'})
-        second = self.cloud.reserve(self.volume)
-        self.cloud.move(self.volume)
-        second.destroy()
-        self.cloud.down.add(base.B)
-        move = rows.for_volume(self.ctxt, self.volume.id)[0]
-        rows.change_state(self.ctxt, move, table.State.ABORTING.value,
-                          swap=True)
-        first.destroy()
+        self.lose_destination_of_an_aborted_move()
         self.cloud.move(self.volume, to=base.C)
         self.cloud.write(self.volume, 5, 'on the third node')
         self.cloud.settle()
@@ -1136,15 +1140,7 @@ class BusyDeleteTest(MoverTestCase):
         self.assert_whole()
 
     def test_delete_while_the_move_is_taken_back(self):
-        first = self.cloud.reserve(self.volume, {'host': 'a'})
-        second = self.cloud.reserve(self.volume)
-        self.cloud.move(self.volume)
-        second.destroy()
-        self.cloud.down.add(base.B)
-        move = rows.for_volume(self.ctxt, self.volume.id)[0]
-        rows.change_state(self.ctxt, move, table.State.ABORTING.value,
-                          swap=True)
-        first.destroy()
+        self.lose_destination_of_an_aborted_move()
         volume = self.cloud.refresh(self.volume)
         self.cloud.movers[base.A].discard(self.ctxt, volume.id)
         self.cloud.movers[base.A]._handles.delete(volume.name)
