@@ -32,14 +32,23 @@ class MoverTestCase(base.TestCase):
         moves = rows.for_volume(self.ctxt, self.volume.id)
         return moves[0].state if moves else None
 
-    def assert_whole(self, *volumes):
-        """Every volume reads as written, and there is nothing else."""
-        volumes = volumes or (self.volume,)
+    def assert_reads(self, *volumes):
+        """Every volume reads as written."""
         for volume in volumes:
             self.assertEqual(self.cloud.content[volume.id],
                              self.cloud.read(volume))
+
+    def assert_whole(self, *volumes):
+        """Every volume reads as written, and there is nothing else."""
+        volumes = volumes or (self.volume,)
+        self.assert_reads(*volumes)
         self.assertEqual([], self.cloud.leftovers(volumes))
         self.assertEqual([], rows._moves(self.ctxt))
+
+    def restart(self, host):
+        """Cut the power of a node and start its driver again."""
+        self.cloud.nodes[host].cut_power()
+        self.cloud.boot(host)
 
     def lose_destination_of_an_aborted_move(self):
         """The volume is back at its source; nobody has it attached."""
@@ -60,8 +69,7 @@ class FirstAttachTest(MoverTestCase):
         self.cloud.move(self.volume)
         self.assertEqual(base.B, self.cloud.host_of(self.volume))
         self.assertEqual(table.State.MIGRATING, self.state())
-        self.assertEqual(self.cloud.content[self.volume.id],
-                         self.cloud.read(self.volume))
+        self.assert_reads(self.volume)
         self.cloud.write(self.volume, 3, 'new')
         self.cloud.watch()
         self.cloud.write(self.volume, 4, 'newer')
@@ -114,8 +122,7 @@ class FirstAttachTest(MoverTestCase):
     def test_tuning_options_of_today_do_not_change_a_move_of_yesterday(self):
         self.cloud.move(self.volume)
         self.override('localstor_region_size', 4)
-        self.cloud.nodes[base.B].cut_power()
-        self.cloud.boot(base.B)
+        self.restart(base.B)
         self.cloud.settle()
         self.assert_whole()
 
@@ -604,19 +611,16 @@ class ExtendTest(MoverTestCase):
         self.extend(2)
         self.cloud.watch()
         self.extend(3)
-        self.assertEqual(self.cloud.content[self.volume.id],
-                         self.cloud.read(self.volume))
+        self.assert_reads(self.volume)
         self.cloud.settle()
         self.assert_whole()
 
     def test_grown_volume_comes_back_after_a_power_cut(self):
         self.cloud.move(self.volume)
         self.extend()
-        self.cloud.nodes[base.B].cut_power()
-        self.cloud.boot(base.B)
+        self.restart(base.B)
         self.cloud.watch()
-        self.assertEqual(self.cloud.content[self.volume.id],
-                         self.cloud.read(self.volume))
+        self.assert_reads(self.volume)
         self.cloud.settle()
         self.assert_whole()
 
@@ -625,8 +629,7 @@ class ExtendTest(MoverTestCase):
         self.extend()
         self.cloud.move(self.volume, to=base.C)
         self.extend(3)
-        self.assertEqual(self.cloud.content[self.volume.id],
-                         self.cloud.read(self.volume))
+        self.assert_reads(self.volume)
         self.cloud.settle()
         self.assert_whole()
 
@@ -656,8 +659,7 @@ class ChainTest(MoverTestCase):
         self.cloud.move(self.volume, to=end)
         self.assertEqual(end, self.cloud.host_of(self.volume))
         self.cloud.write(self.volume, 4, 'on the third node')
-        self.assertEqual(self.cloud.content[self.volume.id],
-                         self.cloud.read(self.volume))
+        self.assert_reads(self.volume)
         self.cloud.settle()
         self.assert_whole()
 
@@ -699,8 +701,7 @@ class ChainTest(MoverTestCase):
             self.cloud.move(self.volume, to=host)
             self.cloud.write(self.volume, 3, 'on ' + host)
         self.assertEqual(5, len(rows.for_volume(self.ctxt, self.volume.id)))
-        self.assertEqual(self.cloud.content[self.volume.id],
-                         self.cloud.read(self.volume))
+        self.assert_reads(self.volume)
         self.cloud.settle()
         self.assertEqual(base.C, self.cloud.host_of(self.volume))
         self.assert_whole()
@@ -767,8 +768,7 @@ class ChainTest(MoverTestCase):
         self.cloud.move(self.volume)
         self.cloud.watch()
         self.cloud.move(self.volume, to=base.C)
-        self.cloud.nodes[base.B].cut_power()
-        self.cloud.boot(base.B)
+        self.restart(base.B)
         last = rows.for_volume(self.ctxt, self.volume.id)[-1]
         self.assertNotIn(last.move_id,
                          self.cloud.nodes[base.B].target.exported())
@@ -842,8 +842,7 @@ class DiscardTest(MoverTestCase):
     def test_delete_is_finished_after_a_restart(self, power):
         self.delete_with_a_session_that_does_not_end()
         if power:
-            self.cloud.nodes[base.B].cut_power()
-        self.cloud.boot(base.B)
+            self.restart(base.B)
         self.cloud.settle()
         self.assertEqual([], self.cloud.leftovers([]))
 
@@ -884,19 +883,16 @@ class RestartTest(MoverTestCase):
         self.cloud.move(self.volume)
         self.cloud.write(self.volume, 1, 'before the power cut')
         self.cloud.watch()
-        self.cloud.nodes[base.B].cut_power()
-        self.cloud.boot(base.B)
+        self.restart(base.B)
         self.cloud.watch()
-        self.assertEqual(self.cloud.content[self.volume.id],
-                         self.cloud.read(self.volume))
+        self.assert_reads(self.volume)
         self.cloud.settle()
         self.assert_whole()
 
     def test_source_loses_power_in_mid_move(self):
         self.cloud.move(self.volume)
         self.cloud.watch()
-        self.cloud.nodes[base.A].cut_power()
-        self.cloud.boot(base.A)
+        self.restart(base.A)
         self.cloud.settle()
         self.assert_whole()
 
