@@ -9,6 +9,9 @@ user's row stays clean, so that all of Cinder's API works at any moment.
 Every change is one transaction, which names the state that it starts from: of
 two that ask for the same only one gets it, and nothing is noted of a move that
 has gone on, or has ended.
+
+What never changes of a move is one text, in as few rows as hold it; what is
+looked for, or changes, has a row of its own.
 """
 
 from __future__ import annotations
@@ -39,7 +42,13 @@ from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.node import interface
 
+# Before the id of the user's volume, in a shadow row's migration_status
+TARGET = 'target:'
 PREFIX = 'localstor:'
+# Before the id of a move, with the volume that it is of
+MOVE = PREFIX + 'move:'
+# Before the number of a part of what never changes of a move
+PACKED = PREFIX + 'packed'
 STATE = PREFIX + 'state'
 SINCE = PREFIX + 'since'
 DONE = PREFIX + 'done'
@@ -62,6 +71,8 @@ SHORT_ID = 8
 FIRST_GENERATION = 1
 # What Cinder's volumes are while their copies are made or deleted
 PASSING = ('creating', 'deleting')
+# Digits of a move's id that are its own
+RANDOM = 12
 
 # As Cinder has it for its own transactions: with Galera any of them can be
 # refused at its commit, for another one's sake.
@@ -142,7 +153,7 @@ def copies_on(ctxt: context.RequestContext, host: str) -> list[copies.Copy]:
     passing = row.status.in_(PASSING)
     # Others are the shadows of moves, and what Cinder itself migrates to.
     users = sa.or_(row.migration_status.is_(None),
-                   row.migration_status.notlike('target:%'))
+                   sa.not_(row.migration_status.startswith(TARGET)))
     with db.main_context_manager.reader.using(ctxt) as session:
         generation = sa.orm.aliased(models.VolumeAdminMetadata)
         query = session.query(
@@ -160,15 +171,15 @@ def copies_on(ctxt: context.RequestContext, host: str) -> list[copies.Copy]:
                 for volume_id, name_id, status, size, value in query]
 
 
+@_retried
 def begin(ctxt: context.RequestContext, volume: objects.Volume,
           move: transfer.Transfer, state: str,
           destination: objects.Service, leaving: tuple[str, ...]) -> Move:
     """Make the shadow row of a move, with all that the move is."""
-    ctxt = ctxt.elevated()
     now = timeutils.utcnow()
     pool = volume_utils.extract_host(volume.host, 'pool')
-    # Not by the object: that makes up the id itself.
-    db.volume_create(ctxt, {
+    shadow = models.Volume()
+    shadow.update({
         'id': move.move_id,
         'user_id': volume.user_id,
         'project_id': volume.project_id,
@@ -182,36 +193,68 @@ def begin(ctxt: context.RequestContext, volume: objects.Volume,
         'status': 'maintenance',
         'attach_status': fields.VolumeAttachStatus.DETACHED,
         'use_quota': False,
-        'migration_status': 'target:%s' % volume.id,
+        'migration_status': TARGET + volume.id,
         'display_name': 'move of %s' % volume.id,
-        'admin_metadata': {STATE: state, SINCE: now.isoformat(), DONE: '',
-                           SHOWN: 'no', LEAVING: ','.join(leaving),
-                           **_flatten(move)},
     })
+    values = {STATE: state, SINCE: now.isoformat(),
+              SOURCE_HOST: move.source_host,
+              DESTINATION_HOST: move.destination_host,
+              **_pack(move, leaving)}
+    with db.main_context_manager.writer.using(ctxt.elevated()) as session:
+        session.add_all([shadow, *(models.VolumeAdminMetadata(
+            volume_id=move.move_id, key=key, value=value)
+            for key, value in values.items())])
     return Move(transfer=move, state=state, since=now, leaving=leaving,
                 shown=False)
 
 
-def _flatten(move: transfer.Transfer) -> dict[str, str]:
-    values = move.as_dict()
-    values.update(('export_' + key, value)
-                  for key, value in values.pop('export').items())
-    return {PREFIX + key: str(value) for key, value in values.items()}
+def _pack(move: transfer.Transfer, leaving: tuple[str, ...]
+          ) -> dict[str, str]:
+    """What never changes of a move, in as few rows as it takes."""
+    text = json.dumps({
+        'leaving': leaving,
+        'transfer': {key: value for key, value in move.as_dict().items()
+                     if key not in ('move_id', 'volume_id')}})
+    return {'%s%d' % (PACKED, start // MOST_CHARACTERS):
+            text[start:start + MOST_CHARACTERS]
+            for start in range(0, len(text), MOST_CHARACTERS)}
 
 
-def _unflatten(metadata: dict[str, str]) -> Move:
+def _unpack(move_id: str, volume_id: str, metadata: dict[str, str]) -> Move:
+    parts = [key for key in metadata if key.startswith(PACKED)]
+    if not parts:
+        return _read_first_version(volume_id, metadata)
+    packed = json.loads(''.join(metadata[key]
+                                for key in sorted(parts, key=_number)))
+    return Move(
+        transfer=transfer.Transfer.from_dict({
+            **packed['transfer'], 'move_id': move_id,
+            'volume_id': volume_id}),
+        leaving=tuple(packed['leaving']), shown=SHOWN in metadata,
+        **_progress(metadata))
+
+
+def _number(part: str) -> int:
+    return int(part.removeprefix(PACKED))
+
+
+def _progress(metadata: dict[str, str]) -> dict[str, Any]:
+    return {'state': metadata[STATE],
+            'since': datetime.datetime.fromisoformat(metadata[SINCE]),
+            'done': _words(metadata.get(DONE, '')),
+            'problem': metadata.get(PROBLEM, '')}
+
+
+def _read_first_version(volume_id: str, metadata: dict[str, str]) -> Move:
+    """A move of the first version, which had a row for each of its fields."""
     values = _read(transfer.Transfer, metadata, PREFIX)
     export = _read(interface.Export, metadata, PREFIX + 'export_')
     return Move(
-        transfer=transfer.Transfer(export=interface.Export(**export),
-                                   **values),
-        state=metadata[STATE],
-        since=datetime.datetime.fromisoformat(metadata[SINCE]),
-        done=_words(metadata.get(DONE, '')),
+        transfer=transfer.Transfer(export=interface.Export(**export), **{
+            **values, 'volume_id': volume_id}),
         leaving=_words(metadata.get(LEAVING, '')),
-        problem=metadata.get(PROBLEM, ''),
-        # Moves that an earlier version has begun don't say.
-        shown=metadata.get(SHOWN) != 'no')
+        # It did not always say.
+        shown=metadata.get(SHOWN) != 'no', **_progress(metadata))
 
 
 def _read(kind: type, metadata: dict[str, str], prefix: str
@@ -225,22 +268,39 @@ def _read(kind: type, metadata: dict[str, str], prefix: str
                  or field.default is dataclasses.MISSING)}
 
 
+@_retried
+def link(ctxt: context.RequestContext, moves: Iterable[Move]) -> None:
+    """Let volumes name those of their moves whose ids do not tell, see
+    :func:`new_move_id`.
+    """
+    with db.main_context_manager.writer.using(ctxt.elevated()) as session:
+        for move in moves:
+            if not move.move_id.startswith(_stem(move.volume_id)):
+                _put(session, move.volume_id, MOVE + move.move_id,
+                     move.move_id)
+
+
 def _words(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(',')))
 
 
 def _moves(ctxt: context.RequestContext, *conditions: Any) -> list[Move]:
-    metadata: dict[str, dict[str, str]] = {}
+    metadata: dict[tuple[str, str], dict[str, str]] = {}
     row = models.VolumeAdminMetadata
+    shadow = models.Volume
     with db.main_context_manager.reader.using(ctxt.elevated()) as session:
-        query = session.query(row.volume_id, row.key, row.value).join(
-            models.Volume, models.Volume.id == row.volume_id).filter(
-            models.Volume.deleted == sa.false(), row.deleted == sa.false(),
-            models.Volume.migration_status.like('target:%'),
-            row.key.like(PREFIX + '%'), *conditions)
-        for volume_id, key, value in query:
-            metadata.setdefault(volume_id, {})[key] = value
-    moves = [_unflatten(found) for found in metadata.values()
+        # A row that is deleted has no migration_status any more; to ask for
+        # those that are not would lead databases to the wrong index.
+        query = session.query(
+            shadow.id, shadow.migration_status, row.key, row.value
+        ).join(row, row.volume_id == shadow.id).filter(
+            row.deleted == sa.false(),
+            shadow.migration_status.startswith(TARGET),
+            row.key.startswith(PREFIX), *conditions)
+        for move_id, status, key, value in query:
+            metadata.setdefault(
+                (move_id, status.removeprefix(TARGET)), {})[key] = value
+    moves = [_unpack(*ids, found) for ids, found in metadata.items()
              if STATE in found]
     return sorted(moves, key=lambda move: move.since)
 
@@ -253,9 +313,17 @@ def get(ctxt: context.RequestContext, move_id: str) -> Move | None:
 
 def for_volume(ctxt: context.RequestContext, volume_id: str) -> list[Move]:
     """The running moves of a user's volume, in the order of its travels."""
-    return sorted(
-        _moves(ctxt, models.Volume.migration_status == 'target:' + volume_id),
-        key=lambda move: move.transfer.generation)
+    stem, row = _stem(volume_id), models.VolumeAdminMetadata
+    with db.main_context_manager.reader.using(ctxt.elevated()) as session:
+        # Of a volume that was deleted, too
+        linked = [value for value, in session.query(row.value).filter(
+            row.volume_id == volume_id, row.key.startswith(MOVE))]
+    own = models.Volume.migration_status == TARGET + volume_id
+    moves = _moves(ctxt, own, models.Volume.id.between(
+        stem + '0' * RANDOM, stem + 'f' * RANDOM))
+    if linked:
+        moves += _moves(ctxt, own, models.Volume.id.in_(linked))
+    return sorted(moves, key=lambda move: move.transfer.generation)
 
 
 def for_host(ctxt: context.RequestContext, host: str) -> list[Move]:
@@ -319,9 +387,17 @@ def hand_over(ctxt: context.RequestContext, moves: list[Move],
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
         for move in moves:
             session.query(models.Volume).filter_by(id=move.move_id).update(
-                {'migration_status': 'target:' + volume_id},
+                {'migration_status': TARGET + volume_id},
                 synchronize_session=False)
-            _put(session, move.move_id, PREFIX + 'volume_id', volume_id)
+            _unlink(session, move)
+            _put(session, volume_id, MOVE + move.move_id, move.move_id)
+
+
+def _unlink(session: Any, move: Move) -> None:
+    # For good: a volume may move a thousand times.
+    session.query(models.VolumeAdminMetadata).filter_by(
+        volume_id=move.volume_id, key=MOVE + move.move_id).delete(
+        synchronize_session=False)
 
 
 def _swap(session: Any, move: Move) -> None:
@@ -351,7 +427,7 @@ def _put(session: Any, volume_id: str, key: str, value: str) -> None:
         row.volume_id == volume_id, row.key == key,
         row.deleted == sa.false()
     ).update({'value': value}, synchronize_session=False)
-    if not changed:
+    if not changed and value:
         session.add(row(volume_id=volume_id, key=key, value=value))
 
 
@@ -398,6 +474,7 @@ def forget(ctxt: context.RequestContext, move: Move) -> None:
     ended = {'deleted': True, 'deleted_at': timeutils.utcnow()}
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
         _hold(session, move, move.state)
+        _unlink(session, move)
         # Not by Cinder's volume_destroy, which would be tried again alone
         # after a deadlock, without what it depends on.
         for row in db.VOLUME_DEPENDENT_MODELS:
@@ -459,6 +536,15 @@ def connecting(ctxt: context.RequestContext, volume_id: str,
     return [known for known in attachment_ids if known[:SHORT_ID] in noted]
 
 
-def new_move_id() -> str:
-    """An id that no other move has."""
-    return str(uuid.uuid4())
+def new_move_id(volume_id: str) -> str:
+    """An id that no other move has.
+
+    It begins as the volume's, so that the moves of a volume are found by the
+    table's primary key.
+    """
+    return _stem(volume_id) + uuid.uuid4().hex[:RANDOM]
+
+
+def _stem(volume_id: str) -> str:
+    """What the ids of a volume's moves begin with."""
+    return volume_id[:-RANDOM]

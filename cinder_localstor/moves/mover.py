@@ -30,6 +30,9 @@ from cinder_localstor import rows
 
 LOG = logging.getLogger(__name__)
 
+# The migration_status of the row that Cinder deletes after a migration
+LEFT_BEHIND = 'deleting'
+
 
 class Mover:
     """Begins moves, and does with volumes that move what a user asks for."""
@@ -59,7 +62,7 @@ class Mover:
 
         :raises LocalStorException: it can't be; it is as it was then
         """
-        move_id = rows.new_move_id()
+        move_id = rows.new_move_id(volume.id)
         try:
             # Before the row is there for the periodic task to find
             with self._scheduler.beginning(move_id):
@@ -196,6 +199,8 @@ class Mover:
         Cinder migrates a volume in use to another kind of backend without a
         word to us, and deletes what the volume's row had until then.
         """
+        if volume.migration_status != LEFT_BEHIND:
+            return
         adopted: list[rows.Move] = []
         of_moves = registry.Registry(self.host, (),
                                      rows.for_host(ctxt, self.host))

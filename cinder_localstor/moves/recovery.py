@@ -7,6 +7,7 @@ from oslo_log import log as logging
 from cinder_localstor.datapath import handles
 from cinder_localstor.moves import registry
 from cinder_localstor.moves import scheduler
+from cinder_localstor import rows
 
 LOG = logging.getLogger(__name__)
 
@@ -29,7 +30,9 @@ class Recovery:
         the periodic task, so that none of them can hold up the start: to build
         again what arrives here, and to undo moves that were broken off.
         """
-        found = registry.read(context.get_admin_context(), self.host)
+        ctxt = context.get_admin_context()
+        found = registry.read(ctxt, self.host)
+        rows.link(ctxt, found.moves)
         for copy in found.superseded():
             LOG.info('Copy %(name)s is not activated: volume %(volume)s has '
                      'moved on as generation %(generation)d',

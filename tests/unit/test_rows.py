@@ -7,6 +7,7 @@ from cinder import context
 from cinder.db import api as db
 from cinder.db import models
 from cinder import objects
+from cinder.tests.unit import fake_constants as fake
 from cinder.tests.unit import utils as cinder_test_utils
 from cinder.volume import api as volume_api
 import ddt
@@ -40,7 +41,7 @@ class RowsTestCase(base.TestCase):
 
     def begin(self, volume=None, leaving=(), **more):
         volume = volume or self.volume
-        move_id = rows.new_move_id()
+        move_id = more.get('move_id', rows.new_move_id(volume.id))
         values = dict(
             move_id=move_id, volume_id=volume.id, generation=2,
             source_host=base.A, destination_host=base.B,
@@ -52,6 +53,27 @@ class RowsTestCase(base.TestCase):
         return rows.begin(self.ctxt, volume,
                           transfer.Transfer(**{**values, **more}),
                           'preparing', self.service, leaving)
+
+    def metadata(self, volume_id):
+        """What the admin metadata of a row say, deleted ones too."""
+        with db.main_context_manager.reader.using(self.ctxt) as session:
+            row = models.VolumeAdminMetadata
+            return dict(session.query(row.key, row.value).filter_by(
+                volume_id=volume_id).all())
+
+    def as_first_version(self, move):
+        """Record a move as the first version did."""
+        values = move.transfer.as_dict()
+        values.update(('export_' + key, value)
+                      for key, value in values.pop('export').items())
+        values.update(leaving=','.join(move.leaving), shown='no', done='')
+        with db.main_context_manager.writer.using(self.ctxt) as session:
+            row = models.VolumeAdminMetadata
+            session.query(row).filter(row.key.startswith(
+                rows.PACKED)).delete(synchronize_session=False)
+            for key, value in values.items():
+                rows._put(session, move.move_id, rows.PREFIX + key,
+                          str(value))
 
     def refresh(self, volume_id=None):
         return objects.Volume.get_by_id(self.ctxt,
@@ -69,6 +91,15 @@ class BeginTest(RowsTestCase):
         move = self.begin(leaving=('x', 'y'))
         self.assertEqual(move, rows.get(self.ctxt, move.move_id))
         self.assertEqual([move], rows.for_volume(self.ctxt, self.volume.id))
+
+    def test_move_with_many_attachments_is_read_as_it_was_written(self):
+        leaving = tuple('attachment-%d' % number for number in range(100))
+        move = self.begin(leaving=leaving)
+        self.assertEqual(move, rows.get(self.ctxt, move.move_id))
+
+    def test_move_takes_few_rows(self):
+        move = self.begin(leaving=('x', 'y'))
+        self.assertLessEqual(len(self.metadata(move.move_id)), 8)
 
     def test_users_row_is_not_touched(self):
         before = self.refresh().obj_to_primitive()
@@ -295,6 +326,50 @@ class FindTest(RowsTestCase):
             self.assertEqual([move], rows.for_host(self.ctxt, host))
         self.assertEqual([], rows.for_host(self.ctxt, base.C))
 
+    def test_moves_of_a_volume_are_found_by_an_index(self):
+        move = self.begin()
+        asked = []
+
+        def execute(_connection, _cursor, statement, values, *_more):
+            asked.append((statement, values))
+        engine = db.main_context_manager.writer.get_engine()
+        sa.event.listen(engine, 'before_cursor_execute', execute)
+        self.assertEqual([move], rows.for_volume(self.ctxt, self.volume.id))
+        sa.event.remove(engine, 'before_cursor_execute', execute)
+        with engine.connect() as connection:
+            for statement, values in asked:
+                for *_ids, plan in connection.exec_driver_sql(
+                        'EXPLAIN QUERY PLAN ' + statement, values):
+                    # By an index that tells one volume from another
+                    self.assertRegex(plan, r'^SEARCH .*\((volume_)?id[=>]')
+
+    def test_moves_of_a_deleted_volume_are_found(self):
+        move = self.begin()
+        db.volume_destroy(self.ctxt, self.volume.id)
+        self.assertEqual([move], rows.for_volume(self.ctxt, self.volume.id))
+
+    def test_moves_that_are_handed_over_are_those_of_the_other(self):
+        move, other = self.begin(), self.make_volume()
+        rows.hand_over(self.ctxt, [move], other.id)
+        self.assertEqual([], rows.for_volume(self.ctxt, self.volume.id))
+        self.assertEqual([(move.move_id, other.id)], [
+            (found.move_id, found.volume_id)
+            for found in rows.for_volume(self.ctxt, other.id)])
+
+    def test_move_of_the_first_version(self):
+        move = self.begin(leaving=('x', 'y'), move_id=fake.UUID1)
+        self.as_first_version(move)
+        self.assertEqual(move, rows.get(self.ctxt, move.move_id))
+        self.assertEqual([], rows.for_volume(self.ctxt, self.volume.id))
+        rows.link(self.ctxt, rows.for_host(self.ctxt, base.B))
+        self.assertEqual([move], rows.for_volume(self.ctxt, self.volume.id))
+        rows.forget(self.ctxt, move)
+        self.assertEqual({}, self.metadata(self.volume.id))
+
+    def test_volume_names_no_moves_that_are_found_without(self):
+        rows.link(self.ctxt, [self.begin()])
+        self.assertEqual({}, self.metadata(self.volume.id))
+
     def test_moves_come_in_the_order_of_their_states(self):
         first = self.begin()
         second = self.begin(self.make_volume())
@@ -423,12 +498,3 @@ class AttachmentsTest(RowsTestCase):
                                  attach_status='reserved').create()
         found = rows.attachments(self.ctxt, self.volume.id)
         self.assertEqual([{}], [row['connector'] for row in found])
-
-
-class MoveTest(base.TestCase):
-
-    def test_field_of_a_move_is_never_forgotten(self):
-        # Each is written by begin and read by its name and type.
-        for field in dataclasses.fields(transfer.Transfer):
-            if field.name != 'export':
-                self.assertIn(field.type, (str, int), field.name)

@@ -6,6 +6,7 @@ from unittest import mock
 from cinder.db import api as db
 from cinder import exception as cinder_exception
 from cinder import objects
+from cinder.tests.unit import fake_constants as fake
 import tenacity
 
 from cinder_localstor.datapath import handles
@@ -51,6 +52,11 @@ class LifeTest(ManagerTestCase):
         self.assert_whole()
         self.assertTrue(self.cloud.delete(self.volume))
         self.assert_nothing_left()
+
+    def test_delete_looks_for_no_moves_of_others(self):
+        with mock.patch.object(rows, 'for_host') as search:
+            self.assertTrue(self.cloud.delete(self.volume))
+        search.assert_not_called()
 
     def test_volume_follows_its_instance(self):
         attachment = self.cloud.arrive(self.volume)
@@ -258,6 +264,16 @@ class RestartTest(ManagerTestCase):
                          list(self.cloud.nodes[B].remote.exports))
         self.cloud.settle()
         self.assert_whole()
+
+    def test_move_that_the_first_version_has_begun_goes_on(self):
+        with mock.patch.object(rows, 'new_move_id', return_value=fake.UUID1):
+            self.cloud.attach(self.volume, B)
+        self.assertIsNone(self.state())
+        self.cloud.reboot(B)
+        self.assertEqual(table.State.MIGRATING, self.state())
+        self.cloud.settle()
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
 
     def test_standing_volume_is_exported_at_once(self):
         self.cloud.ask(A, 'initialize_connection', volume=self.refresh(),
