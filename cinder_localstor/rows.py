@@ -331,8 +331,11 @@ def for_host(ctxt: context.RequestContext, host: str) -> list[Move]:
 
     :param host: ``host@backend``
     """
-    row = models.VolumeAdminMetadata
-    ids = sa.select(row.volume_id).where(
+    row, shadow = models.VolumeAdminMetadata, sa.orm.aliased(models.Volume)
+    # From the volumes that there are: metadata are kept of those that were.
+    ids = sa.select(shadow.id).join(row, row.volume_id == shadow.id).where(
+        shadow.deleted == sa.false(),
+        shadow.migration_status.startswith(TARGET),
         row.key.in_((SOURCE_HOST, DESTINATION_HOST)), row.value == host,
         row.deleted == sa.false())
     return _moves(ctxt, models.Volume.id.in_(ids))

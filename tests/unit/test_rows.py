@@ -326,22 +326,31 @@ class FindTest(RowsTestCase):
             self.assertEqual([move], rows.for_host(self.ctxt, host))
         self.assertEqual([], rows.for_host(self.ctxt, base.C))
 
-    def test_moves_of_a_volume_are_found_by_an_index(self):
-        move = self.begin()
+    def plans(self, find, *arguments):
+        """How the database finds what a function asks it for."""
         asked = []
 
         def execute(_connection, _cursor, statement, values, *_more):
             asked.append((statement, values))
         engine = db.main_context_manager.writer.get_engine()
         sa.event.listen(engine, 'before_cursor_execute', execute)
-        self.assertEqual([move], rows.for_volume(self.ctxt, self.volume.id))
+        self.assertEqual(1, len(find(self.ctxt, *arguments)))
         sa.event.remove(engine, 'before_cursor_execute', execute)
         with engine.connect() as connection:
-            for statement, values in asked:
-                for *_ids, plan in connection.exec_driver_sql(
-                        'EXPLAIN QUERY PLAN ' + statement, values):
-                    # By an index that tells one volume from another
-                    self.assertRegex(plan, r'^SEARCH .*\((volume_)?id[=>]')
+            return [plan for statement, values in asked
+                    for *_ids, plan in connection.exec_driver_sql(
+                        'EXPLAIN QUERY PLAN ' + statement, values)]
+
+    def test_moves_of_a_volume_are_found_by_an_index(self):
+        self.begin()
+        for plan in self.plans(rows.for_volume, self.volume.id):
+            # One that tells one volume from another
+            self.assertRegex(plan, r'^SEARCH .*\((volume_)?id[=>]')
+
+    def test_moves_of_a_host_are_found_among_the_volumes_there_are(self):
+        self.begin()
+        for plan in self.plans(rows.for_host, base.B):
+            self.assertNotIn('SCAN', plan)
 
     def test_moves_of_a_deleted_volume_are_found(self):
         move = self.begin()
