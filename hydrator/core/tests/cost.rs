@@ -5,8 +5,9 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use localstor_hydrator_core::{Operation, Rate};
+use localstor_hydrator_core::{Config, Operation, Rate, metadata_size};
 use null::Null;
+use rustix::time::{ClockId, clock_gettime};
 
 #[allow(dead_code)]
 mod null;
@@ -178,4 +179,40 @@ fn what_the_guest_has_left_of_a_region_is_one_read_of_the_source() {
     }
     let reads = null.source_reads;
     assert!(reads <= REGIONS, "{reads} reads for {REGIONS} regions");
+}
+
+/// Processor time of a write that waits among so many, in nanoseconds.
+fn time_of_waiting_write(writes: u32) -> i64 {
+    let mut config = Config::new([1; 16], 8 * GIB, metadata_size(8 * GIB));
+    config.requests = writes as usize;
+    let mut null = Null::with(config);
+    let mut all_once = || {
+        null.answered.clear();
+        let before = clock_gettime(ClockId::ThreadCPUTime);
+        for tag in 0..writes {
+            null.request(tag, WRITE, u64::from(tag) << 20, 4096);
+        }
+        while null.answered.len() < writes as usize {
+            null.round();
+        }
+        let elapsed = clock_gettime(ClockId::ThreadCPUTime) - before;
+        assert_no_error(&null);
+        null.one(Operation::Flush, 0, 0);
+        elapsed.tv_sec * 1_000_000_000 + elapsed.tv_nsec
+    };
+    all_once();
+    // What was flushed is to be settled before it is overwritten.
+    all_once() / i64::from(writes)
+}
+
+#[test]
+fn a_write_that_waits_is_not_compared_with_all_others_that_do() {
+    let least = |writes| {
+        (0..5)
+            .map(|_| time_of_waiting_write(writes))
+            .min()
+            .unwrap_or(0)
+    };
+    let (few, many) = (least(128), least(4096));
+    assert!(many < 3 * few, "{few} ns among 128, {many} ns among 4096");
 }

@@ -51,6 +51,14 @@ pub(super) struct Waiting {
     pub(super) unanswered: bool,
 }
 
+/// What waits since so many flushes had been submitted.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unflushed {
+    after: u64,
+    blocks: u64,
+    extents: usize,
+}
+
 /// What waits to be compared, and what was found.
 #[derive(Debug)]
 pub(super) struct Verification {
@@ -58,6 +66,8 @@ pub(super) struct Verification {
     move_id: [u8; 16],
     region_blocks: usize,
     waiting: VecDeque<Waiting>,
+    /// What waits since the last flush was submitted.
+    unflushed: Unflushed,
     /// Of the source's blocks, for each buffer that is being compared.
     checksums: Vec<u32>,
     /// Blocks that differed once.
@@ -80,6 +90,7 @@ impl Verification {
             move_id: config.move_id,
             region_blocks,
             waiting: VecDeque::new(),
+            unflushed: Unflushed::default(),
             checksums: vec![0; checksums],
             doubtful: BTreeSet::new(),
             verified: 0,
@@ -107,6 +118,16 @@ impl Verification {
     /// An extent waits until what was written when so many flushes had been
     /// submitted is durable.
     pub(super) fn push(&mut self, copy: &Copy, after: u64, unanswered: bool) {
+        if self.unflushed.after < after {
+            self.unflushed = Unflushed {
+                after,
+                ..Unflushed::default()
+            };
+        }
+        if self.unflushed.after == after {
+            self.unflushed.blocks += copy.blocks.count();
+            self.unflushed.extents += 1;
+        }
         self.waiting.push_back(Waiting {
             blocks: copy.blocks,
             wanted: copy.wanted,
@@ -130,12 +151,12 @@ impl Verification {
     /// flushes had been submitted: there is enough of it, or nothing else is to
     /// be done.
     pub(super) fn needs_flush(&self, submitted: u64, idle: bool) -> bool {
-        let unflushed = || {
-            let waiting = self.waiting.iter();
-            waiting.filter(|extent| extent.after == submitted)
-        };
-        let blocks: u64 = unflushed().map(|extent| extent.blocks.count()).sum();
-        blocks > 0 && (idle || blocks >= FLUSH_BLOCKS || unflushed().count() >= FLUSH_EXTENTS)
+        let Unflushed {
+            after,
+            blocks,
+            extents,
+        } = self.unflushed;
+        after == submitted && (idle || blocks >= FLUSH_BLOCKS || extents >= FLUSH_EXTENTS)
     }
 
     /// Whether copies must wait until some of them are compared.
@@ -227,4 +248,28 @@ pub(super) struct Compared {
     pub(super) differ: Mask,
     /// They differ again.
     pub(super) differ_again: Mask,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::copier::copy::Stage;
+    use crate::format::superblock::metadata_size;
+
+    #[test]
+    fn what_the_source_has_not_answered_does_not_hide_what_waits_for_a_flush() {
+        let size = 1 << 30;
+        let mut config = Config::new([1; 16], size, metadata_size(size));
+        config.verify = Verify::Full;
+        let mut verification = Verification::new(&config);
+        let copy = Copy {
+            blocks: Blocks::run(Block(0), 7),
+            wanted: Mask::first(7),
+            stage: Stage::ComparingData,
+        };
+        verification.push(&copy, 5, false);
+        verification.push(&copy, 0, true);
+        assert!(verification.needs_flush(5, true) && !verification.needs_flush(5, false));
+        assert!(!verification.needs_flush(6, true));
+    }
 }

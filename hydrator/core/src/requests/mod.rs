@@ -7,6 +7,7 @@
 //! that must wait for something is parked and tried again when something has
 //! changed.
 
+mod claims;
 mod part;
 mod range;
 mod read;
@@ -21,7 +22,8 @@ use crate::context::Context;
 use crate::copier::Copier;
 use crate::io::{Failure, Memory, Operation, Request};
 use crate::parts::Parts;
-use crate::units::{BLOCK_SIZE, Bytes, Offset};
+use crate::units::{BLOCK_SIZE, Blocks, Bytes, Offset};
+use claims::Claims;
 use part::{Next, Part};
 use range::Range;
 use read::Read;
@@ -77,18 +79,13 @@ impl Slow {
         };
     }
 
-    const fn is_to_claim(&self) -> bool {
-        matches!(
+    /// The blocks that it is to claim next.
+    fn claim(&self) -> Option<Blocks> {
+        let claims = matches!(
             self.state,
             State::Write(Write::Claim) | State::Range(Range::Claim)
-        )
-    }
-
-    /// Whether this request must not be tried before an earlier one.
-    const fn must_follow(&self, earlier: &Self) -> bool {
-        self.is_to_claim()
-            && earlier.is_to_claim()
-            && self.part.blocks().overlaps(earlier.part.blocks())
+        );
+        claims.then(|| self.part.blocks())
     }
 }
 
@@ -100,6 +97,8 @@ pub(crate) struct Requests {
     most: usize,
     /// Those that wait for something, in the order in which they came.
     parked: VecDeque<u32>,
+    /// Where they wait to claim something.
+    claims: Claims,
     /// Bytes that the guest has written.
     pub(crate) written: u64,
 }
@@ -110,6 +109,7 @@ impl Requests {
             slab: Slab::with_capacity(most),
             most,
             parked: VecDeque::with_capacity(most),
+            claims: Claims::new(),
             written: 0,
         }
     }
@@ -159,17 +159,38 @@ impl Requests {
             self.written += request.length;
         }
         vacant.insert(slow);
-        let overtakes = self
-            .parked
-            .iter()
-            .any(|earlier| self.follows(key, *earlier));
-        if overtakes || !self.advance(key, copier, parts, memory) {
-            self.parked.push_back(key);
+        if self.overtakes(key, self.parked.len()) || !self.advance(key, copier, parts, memory) {
+            self.park(key);
         }
     }
 
-    fn follows(&self, key: u32, earlier: u32) -> bool {
-        self.slab[key as usize].must_follow(&self.slab[earlier as usize])
+    fn park(&mut self, key: u32) {
+        self.parked.push_back(key);
+        if let Some(blocks) = self.slab[key as usize].claim() {
+            self.claims.add(blocks);
+        }
+    }
+
+    fn unpark(&mut self) -> Option<u32> {
+        let key = self.parked.pop_front()?;
+        if let Some(blocks) = self.slab[key as usize].claim() {
+            self.claims.remove(blocks);
+        }
+        Some(key)
+    }
+
+    /// Whether one of the so many last that are parked must be tried before this
+    /// one, as it is to claim the same blocks.
+    fn overtakes(&self, key: u32, earlier: usize) -> bool {
+        let claim = self.slab[key as usize].claim();
+        let Some(blocks) = claim.filter(|blocks| self.claims.may_overlap(*blocks)) else {
+            return false;
+        };
+        let mut earlier = self.parked.iter().rev().take(earlier);
+        earlier.any(|earlier| {
+            let claim = self.slab[*earlier as usize].claim();
+            claim.is_some_and(|other| other.overlaps(blocks))
+        })
     }
 
     /// Try again what waits for something.
@@ -181,13 +202,11 @@ impl Requests {
     ) {
         let mut kept = 0;
         for _ in 0..self.parked.len() {
-            let Some(key) = self.parked.pop_front() else {
+            let Some(key) = self.unpark() else {
                 return;
             };
-            let mut earlier = self.parked.iter().rev().take(kept);
-            let overtakes = earlier.any(|earlier| self.follows(key, *earlier));
-            if overtakes || !self.advance(key, copier, parts, memory) {
-                self.parked.push_back(key);
+            if self.overtakes(key, kept) || !self.advance(key, copier, parts, memory) {
+                self.park(key);
                 kept += 1;
             }
         }
@@ -294,7 +313,7 @@ impl Requests {
             part.failure.get_or_insert(failure);
         }
         if part.pending == 0 && !self.advance(key, copier, parts, memory) {
-            self.parked.push_back(key);
+            self.park(key);
         }
     }
 }

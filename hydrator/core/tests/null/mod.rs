@@ -63,7 +63,11 @@ pub(crate) struct Null {
 impl Null {
     /// A new volume of so many bytes.
     pub(crate) fn new(size: u64) -> Self {
-        let config = Config::new([1; 16], size, metadata_size(size));
+        Self::with(Config::new([1; 16], size, metadata_size(size)))
+    }
+
+    /// A new volume.
+    pub(crate) fn with(config: Config) -> Self {
         let memory = Zeros {
             blocks: vec![0; usize::from(config.block_slots) * BLOCK],
             extent: vec![0; config.extent_size()],
