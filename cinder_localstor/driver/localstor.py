@@ -379,6 +379,12 @@ class LocalStorDriver(driver.VolumeDriver):
                                            volume.id)
         kind, peer = self._choose(present, connector)
         if kind is Connection.REMOTE:
+            if not present.provider_location:
+                # It was another kind when Cinder had it exported: whoever
+                # waited has gone since.
+                raise exception.NotWanted(
+                    volume_id=volume.id, host=self.host,
+                    peer=connector.get('host'))
             return self._remote.connect(present, connector)
         copy = present.name
         if kind is Connection.LOCAL:

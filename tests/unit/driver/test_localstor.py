@@ -325,6 +325,9 @@ class ConnectionTest(DriverTestCase):
         self.assertEqual(table.State.MIGRATING, self.state())
 
     def test_backup_does_not_drag_the_volume_along(self):
+        self.volume.update(self.driver.create_export(self.ctxt, self.volume,
+                                                     INSTANCE))
+        self.volume.save()
         self.assertEqual('iscsi',
                          self.connect(INSTANCE)['driver_volume_type'])
         self.assertEqual(base.A, self.cloud.host_of(self.volume))

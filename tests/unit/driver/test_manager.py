@@ -124,6 +124,27 @@ class CapacityTest(ManagerTestCase):
         self.assertEqual([0, 1], self.allocated())
 
 
+class NotWantedTest(ManagerTestCase):
+
+    def test_attachment_that_is_deleted_before_it_has_a_connection(self):
+        driver = self.cloud.driver(self.volume)
+        create_export = driver.create_export
+
+        def and_give_up(*arguments):
+            update = create_export(*arguments)
+            for row in rows.attachments(self.ctxt, self.volume.id):
+                db.attachment_destroy(self.ctxt, row['id'])
+            return update
+
+        with mock.patch.object(driver, 'create_export', and_give_up):
+            error = self.assertRaises(
+                cinder_exception.VolumeBackendAPIException,
+                self.cloud.attach, self.volume, B)
+        self.assertIn('Nobody waits', str(error))
+        self.assertEqual(A, self.cloud.host_of(self.volume))
+        self.assert_whole()
+
+
 class PeerTest(ManagerTestCase):
     """A connector names a node that no scheduler has chosen."""
 
