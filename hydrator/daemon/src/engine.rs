@@ -79,47 +79,44 @@ impl Buffers {
             .and_then(|span| span.part(offset as usize, length as usize))
             .unwrap_or(self.nothing)
     }
-
-    fn block_span(&self, slot: u16) -> Span {
-        self.blocks
-            .get(usize::from(slot))
-            .copied()
-            .unwrap_or(self.nothing)
-    }
 }
 
 impl CoreMemory for Buffers {
     fn block(&self, slot: u16) -> &[u8] {
+        let span = self.blocks.get(usize::from(slot)).unwrap_or(&self.nothing);
         // SAFETY: the core looks into its slots only while no action names
         // them, so nothing is being read into this one.
-        unsafe { self.block_span(slot).bytes() }
+        unsafe { span.bytes() }
     }
 
     fn block_mut(&mut self, slot: u16) -> &mut [u8] {
+        let span = self.blocks.get_mut(usize::from(slot));
         // SAFETY: as above; the borrow of all buffers keeps other slices away.
-        unsafe { self.block_span(slot).bytes_mut() }
+        unsafe { span.unwrap_or(&mut self.nothing).bytes_mut() }
     }
 
     fn extent(&self, slot: u16) -> &[u8] {
-        let span = self.extents.get(usize::from(slot)).copied();
+        let span = self.extents.get(usize::from(slot));
         // SAFETY: as above.
-        unsafe { span.unwrap_or(self.nothing).bytes() }
+        unsafe { span.unwrap_or(&self.nothing).bytes() }
     }
 
     fn extent_mut(&mut self, slot: u16) -> &mut [u8] {
-        let span = self.extents.get(usize::from(slot)).copied();
+        let span = self.extents.get_mut(usize::from(slot));
         // SAFETY: as above; the borrow of all buffers keeps other slices away.
-        unsafe { span.unwrap_or(self.nothing).bytes_mut() }
+        unsafe { span.unwrap_or(&mut self.nothing).bytes_mut() }
     }
 
     fn guest_crc32c(&self, tag: Tag, offset: u32, length: u32, crc: u32) -> u32 {
+        let piece = self.piece(tag, offset, length);
         // SAFETY: a write's buffer is only read until it is answered.
-        crc32c::crc32c_append(crc, unsafe { self.piece(tag, offset, length).bytes() })
+        crc32c::crc32c_append(crc, unsafe { piece.bytes() })
     }
 
     fn guest_to_block(&mut self, tag: Tag, offset: u32, length: u32, slot: u16, at: usize) {
         let source = self.piece(tag, offset, length);
-        if let Some(target) = self.block_span(slot).part(at, source.len()) {
+        let block = self.blocks.get(usize::from(slot));
+        if let Some(mut target) = block.and_then(|block| block.part(at, source.len())) {
             // SAFETY: the source is a write's buffer, only read; the target is
             // a slot that no action names.
             unsafe { target.bytes_mut().copy_from_slice(source.bytes()) };
@@ -127,9 +124,10 @@ impl CoreMemory for Buffers {
     }
 
     fn zero_guest(&mut self, tag: Tag, offset: u32, length: u32) {
+        let mut piece = self.piece(tag, offset, length);
         // SAFETY: no action of the read fills this piece, or the core would
         // not have it zeroed.
-        unsafe { self.piece(tag, offset, length).bytes_mut() }.fill(0);
+        unsafe { piece.bytes_mut() }.fill(0);
     }
 }
 

@@ -84,16 +84,15 @@ impl Reader {
             let unit = self.disk.logical_block() as usize;
             for at in (0..length).step_by(unit) {
                 if !self.fill(offset + at as u64, at, unit)? {
-                    let piece = self.span.part(at, unit).context("too much at once")?;
+                    let mut piece = self.span.part(at, unit).context("too much at once")?;
                     // SAFETY: the read has ended.
                     unsafe { piece.bytes_mut() }.fill(0);
                 }
             }
         }
-        let span = self.span.part(0, length).context("too much at once")?;
-        // SAFETY: nothing is in flight, and `self` is borrowed as long as the
-        // result is.
-        Ok((unsafe { span.bytes_mut() }, whole))
+        // SAFETY: nothing is in flight.
+        let bytes = unsafe { self.span.bytes_mut() }.get_mut(..length);
+        Ok((bytes.context("too much at once")?, whole))
     }
 
     /// Writes the first 4 KiB of the span, durably.

@@ -62,18 +62,32 @@ impl Span {
     ///
     /// # Safety
     /// Nothing may write to it while the slice lives: no I/O that fills it is
-    /// in flight, and no other slice of it is written to.
-    pub unsafe fn bytes<'a>(&self) -> &'a [u8] {
+    /// in flight, and no other slice of it, by a copy of the span, is written
+    /// to.
+    pub unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping is never removed; the rest is the caller's.
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.length) }
+    }
+
+    /// The content of the `length` bytes at `offset` in it, to read; nothing if
+    /// it is shorter.
+    ///
+    /// # Safety
+    /// As of [`Span::bytes`], for this part.
+    pub unsafe fn bytes_of_part(&self, offset: usize, length: usize) -> &[u8] {
+        match self.part(offset, length) {
+            // SAFETY: the mapping is never removed; the rest is the caller's.
+            Some(part) => unsafe { std::slice::from_raw_parts(part.as_ptr(), length) },
+            None => &[],
+        }
     }
 
     /// Its content, to change.
     ///
     /// # Safety
     /// Nothing else may touch it while the slice lives: no I/O with it is in
-    /// flight, and there is no other slice of it.
-    pub unsafe fn bytes_mut<'a>(&self) -> &'a mut [u8] {
+    /// flight, and there is no other slice of it by a copy of the span.
+    pub unsafe fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is never removed; the rest is the caller's.
         unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.length) }
     }

@@ -52,7 +52,7 @@ fn write_then_read(registered: bool) {
     let Bench {
         mut ring,
         disk,
-        span,
+        mut span,
     } = bench(&path, registered);
     // SAFETY: no request is in flight.
     unsafe { span.bytes_mut() }.fill(0x5c);

@@ -50,7 +50,7 @@ fn serve(size: &str, path: &Path) -> Result<(), Box<dyn std::error::Error>> {
                 frontend.on_event(&mut ring, event, &mut arrivals)?;
             }
             while let Some(Arrival { request, span }) = arrivals.pop() {
-                if let (Operation::Read, Some(span)) = (request.operation, span) {
+                if let (Operation::Read, Some(mut span)) = (request.operation, span) {
                     // SAFETY: the span is ours until the request is answered.
                     unsafe { span.bytes_mut() }.fill(0);
                 }

@@ -258,11 +258,8 @@ impl Connection {
     /// What was received and not yet used. The caller knows that the kernel
     /// writes behind it, if at all.
     fn unused(&self) -> &[u8] {
-        match self.input.part(self.from, self.available()) {
-            // SAFETY: a receive in flight writes from `to` on.
-            Some(span) => unsafe { span.bytes() },
-            None => &[],
-        }
+        // SAFETY: a receive in flight writes from `to` on.
+        unsafe { self.input.bytes_of_part(self.from, self.available()) }
     }
 
     /// Copies what is there of a payload; the request if it is complete.
@@ -272,7 +269,7 @@ impl Connection {
         let count = available.min(payload.target.len() - payload.filled);
         if count > 0 {
             let source = self.input.part(self.from, count)?;
-            let target = payload.target.part(payload.filled, count)?;
+            let mut target = payload.target.part(payload.filled, count)?;
             // SAFETY: nothing is being received into either; the target is in
             // the buffer of this request, which nobody else has.
             unsafe { target.bytes_mut().copy_from_slice(source.bytes()) };
@@ -288,12 +285,11 @@ impl Connection {
     /// Goes on with the handshake; whether anything may follow it.
     fn shake_hands(&mut self) -> bool {
         let mut output = Vec::new();
-        let from = self.input.part(self.from, self.available());
         let Phase::Handshake(handshake) = &mut self.phase else {
             return false;
         };
         // SAFETY: a receive in flight writes behind what is looked at.
-        let input = from.map_or(&[][..], |span| unsafe { span.bytes() });
+        let input = unsafe { self.input.bytes_of_part(self.from, self.to - self.from) };
         match handshake.feed(input, &mut output) {
             Ok((used, step)) => {
                 self.from += used;

@@ -170,8 +170,8 @@ impl Slots {
                 let class = usize::from(length > BUFFERS[0].1 as u64);
                 let needed = matches!(operation, Operation::Read | Operation::Write { .. });
                 let whole = self.buffers[class].last().filter(|_| needed).copied();
-                let span = whole.and_then(|whole| whole.part(0, length as usize));
-                if let (Operation::Write { .. }, Some(span)) = (operation, span) {
+                let mut span = whole.and_then(|whole| whole.part(0, length as usize));
+                if let (Operation::Write { .. }, Some(span)) = (operation, &mut span) {
                     // SAFETY: the buffer is free, so nobody else has it.
                     let target = unsafe { span.bytes_mut() };
                     slot.chain.take_data(device.memory(), target)?;
@@ -516,7 +516,7 @@ impl VhostUserBlk {
             return Ok(());
         };
         let mut device = session.device();
-        let data = match (slot.read, slot.span, outcome) {
+        let data = match (slot.read, &slot.span, outcome) {
             // SAFETY: the engine has answered, and nobody else has the buffer
             // before the next request is taken.
             (true, Some(span), Ok(())) => unsafe { span.bytes() },
