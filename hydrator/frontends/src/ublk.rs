@@ -185,6 +185,8 @@ pub struct Settings {
 struct Control {
     file: File,
     ring: IoUring<squeue::Entry128>,
+    // Counts them.
+    submitted: u64,
 }
 
 impl Control {
@@ -203,15 +205,19 @@ impl Control {
         let ring = IoUring::<squeue::Entry128>::builder()
             .build(4)
             .map_err(|error| FrontendError::kernel("cannot make a ring for ublk", error))?;
-        Ok(Control { file, ring })
+        Ok(Control {
+            file,
+            ring,
+            submitted: 0,
+        })
     }
 
-    /// Submits a command without waiting for it.
+    /// Submits a command without waiting for it; its number.
     ///
     /// # Safety
     /// What `command.addr` points to must be as long as the command's `len`
     /// says, and stay untouched until the command has completed.
-    unsafe fn submit(&mut self, operation: u32, command: abi::ControlCommand) -> io::Result<()> {
+    unsafe fn submit(&mut self, operation: u32, command: abi::ControlCommand) -> io::Result<u64> {
         let mut bytes = [0u8; 80];
         // SAFETY: a ControlCommand is plain data of fewer than 80 bytes, with
         // no padding.
@@ -222,18 +228,37 @@ impl Control {
                 size_of::<abi::ControlCommand>(),
             );
         }
+        self.submitted += 1;
         let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), operation)
             .cmd(bytes)
-            .build();
+            .build()
+            .user_data(self.submitted);
         // SAFETY: promised by the caller; the command itself is in the entry.
         unsafe { self.ring.submission().push(&entry) }
             .map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
-        self.ring.submit().map(|_| ())
+        self.ring.submit().map(|_| self.submitted)
     }
 
-    /// The result of a submitted command, if it has completed.
-    fn result(&mut self) -> Option<i32> {
-        self.ring.completion().next().map(|entry| entry.result())
+    /// The number and the result of a submitted command that has completed.
+    fn completed(&mut self) -> Option<(u64, i32)> {
+        let entry = self.ring.completion().next()?;
+        Some((entry.user_data(), entry.result()))
+    }
+
+    /// Waits for the result of the command of this number.
+    fn result(&mut self, number: u64) -> io::Result<i32> {
+        loop {
+            while let Some((completed, result)) = self.completed() {
+                if completed == number {
+                    return Ok(result);
+                }
+            }
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Carries a command out that has `value` as its buffer.
@@ -245,34 +270,27 @@ impl Control {
         data: u64,
     ) -> Result<(), Errno> {
         let length = size_of::<T>() as u16;
+        // If there is no waiting for it, the kernel may still write to it at any
+        // time: then it is never freed.
+        let buffer = Box::into_raw(Box::new(*value));
         let command = abi::ControlCommand {
             dev_id: number,
             queue_id: u16::MAX,
             len: length,
-            addr: if length == 0 {
-                0
-            } else {
-                &raw mut *value as u64
-            },
+            addr: if length == 0 { 0 } else { buffer as u64 },
             data,
             ..Default::default()
         };
-        // SAFETY: addr points to a T, len is its size, and it is borrowed until
-        // the command has completed, below.
-        unsafe { self.submit(operation, command) }.map_err(errno)?;
-        loop {
-            if let Some(result) = self.result() {
-                return match result {
-                    0.. => Ok(()),
-                    error => Err(Errno::from_raw_os_error(-error)),
-                };
-            }
-            match self.ring.submit_and_wait(1) {
-                Ok(_) => {}
-                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                // The kernel may still write to the value: never return.
-                Err(error) => panic!("cannot wait for ublk: {error}"),
-            }
+        // SAFETY: addr points to a T, len is its size, and it stays until the
+        // command has completed, below.
+        let result = unsafe { self.submit(operation, command) }
+            .and_then(|number| self.result(number))
+            .map_err(errno)?;
+        // SAFETY: from into_raw() above; the command has completed.
+        *value = *unsafe { Box::from_raw(buffer) };
+        match result {
+            0.. => Ok(()),
+            error => Err(Errno::from_raw_os_error(-error)),
         }
     }
 }
@@ -588,7 +606,7 @@ impl Frontend for Ublk {
         arrivals: &mut Vec<Arrival>,
     ) -> Result<(), FrontendError> {
         if event.token.detail() == CONTROL_READY {
-            while let Some(result) = self.control.result() {
+            while let Some((_, result)) = self.control.completed() {
                 self.commanded(ring, result)?;
             }
             return Ok(());
