@@ -111,6 +111,26 @@ impl Move {
         self.pid()
     }
 
+    /// Serves it to a guest by vhost-user, and then takes all of the source but
+    /// `left` bytes away: what is asked of the rest is not answered.
+    fn serve_with_source_cut_off(&mut self, left: u64) -> guest::Guest {
+        self.frontend = "vhost-user-blk";
+        self.served_at("vhost");
+        let mut guest = guest::Guest::new();
+        guest.connect(&self.path("runtime/vhost"));
+        let mut options = std::fs::File::options();
+        let source = options.write(true).open(self.path("source")).unwrap();
+        source.set_len(left).unwrap();
+        guest
+    }
+
+    /// Gives the source its content back.
+    fn give_source_back(&self, content: &[u8]) {
+        let mut options = std::fs::File::options();
+        let source = options.write(true).open(self.path("source")).unwrap();
+        source.write_all_at(content, 0).unwrap();
+    }
+
     /// The serving process, now.
     fn pid(&self) -> u64 {
         let status = self.wait("an answer", |_| true);
@@ -359,16 +379,9 @@ fn a_guest_by_vhost_user_loses_nothing_to_a_helper_that_leaves() {
 #[test]
 fn what_waits_for_the_source_is_answered_by_the_successor_of_who_leaves() {
     let mut volume = Move::new("vhost-away");
-    volume.frontend = "vhost-user-blk";
-    let socket = volume.path("runtime/vhost");
     let mut expected = volume.content("source");
-    let before = volume.served_at("vhost");
-    let mut guest = guest::Guest::new();
-    guest.connect(&socket);
-    // The source has nothing any more: it does not answer.
-    let mut options = std::fs::File::options();
-    let source = options.write(true).open(volume.path("source")).unwrap();
-    source.set_len(0).unwrap();
+    let mut guest = volume.serve_with_source_cut_off(0);
+    let before = volume.pid();
     let read = guest.submit(guest::IN, 128, 8192);
     let write = guest.submit_write(1025, &[0x5c; 512]);
     volume.wait("it is stalled", |status| {
@@ -377,9 +390,9 @@ fn what_waits_for_the_source_is_answered_by_the_successor_of_who_leaves() {
     send(before, Signal::TERM);
     await_end(before);
     assert_eq!(guest.answer(), None);
-    source.write_all_at(&expected, 0).unwrap();
+    volume.give_source_back(&expected);
     volume.successor_of(before);
-    guest.connect(&socket);
+    guest.connect(&volume.path("runtime/vhost"));
     let mut answers = [guest.wait(), guest.wait()];
     answers.sort_unstable();
     assert_eq!(answers, [(read, guest::OK), (write, guest::OK)]);
@@ -392,14 +405,8 @@ fn what_waits_for_the_source_is_answered_by_the_successor_of_who_leaves() {
 #[test]
 fn an_abort_does_not_wait_for_the_source() {
     let mut volume = Move::new("vhost-abort-away");
-    volume.frontend = "vhost-user-blk";
-    let socket = volume.path("runtime/vhost");
-    let helper = volume.served_at("vhost");
-    let mut guest = guest::Guest::new();
-    guest.connect(&socket);
-    let mut options = std::fs::File::options();
-    let source = options.write(true).open(volume.path("source")).unwrap();
-    source.set_len(0).unwrap();
+    let mut guest = volume.serve_with_source_cut_off(0);
+    let helper = volume.pid();
     guest.submit(guest::IN, 128, 8192);
     volume.wait("it is stalled", |status| {
         status["state"] == "stalled" && status["waiting"] == 1
@@ -411,16 +418,8 @@ fn an_abort_does_not_wait_for_the_source() {
 #[test]
 fn what_the_source_does_not_answer_waits_and_is_asked_for_again() {
     let mut volume = Move::new("vhost-silent");
-    volume.frontend = "vhost-user-blk";
-    let socket = volume.path("runtime/vhost");
-    volume.start();
-    let mut guest = guest::Guest::new();
-    guest.connect(&socket);
     let expected = volume.content("source");
-    let mut options = std::fs::File::options();
-    let source = options.write(true).open(volume.path("source")).unwrap();
-    // The end of the source is gone.
-    source.set_len(SIZE / 2).unwrap();
+    let mut guest = volume.serve_with_source_cut_off(SIZE / 2);
     let read = guest.submit(guest::IN, SIZE / 512 - 16, 8192);
     volume.must(&["start"]);
     let status = volume.wait("the rest is copied", |status| {
@@ -433,7 +432,7 @@ fn what_the_source_does_not_answer_waits_and_is_asked_for_again() {
     );
     assert_eq!(guest.ask(guest::IN, 8, 4096), guest::OK);
     assert_eq!(guest.answer(), None);
-    source.write_all_at(&expected, 0).unwrap();
+    volume.give_source_back(&expected);
     volume.must(&["retry"]);
     assert_eq!(guest.wait(), (read, guest::OK));
     assert!(guest.content(read, 8192) == expected[SIZE as usize - 8192..]);
