@@ -14,7 +14,7 @@ use std::path::Path;
 use anyhow::Context;
 use io_uring::{opcode, types};
 use localstor_hydrator_disks::{Event, Owner, Ring, Token};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::protocol::{Answer, LONGEST_LINE, Request, parse};
 use crate::runtime;
@@ -94,7 +94,12 @@ impl Control {
                     });
                 }
                 Ok(_) => {}
-                Err(error) => debug!("control: no client after all: {error}"),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    warn!("control: cannot accept a client: {error}");
+                    ring.pause(Token::new(Owner::Control, LISTENER));
+                    self.listening = true;
+                }
             }
         }
         self.await_client(ring);

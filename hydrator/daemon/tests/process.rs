@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_localstor-hydrator");
@@ -255,6 +255,32 @@ fn await_end(pid: u64) {
     }
 }
 
+/// What the kernel says of a process, as a hexadecimal number.
+fn figure(process: &str, name: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    u64::from_str_radix(line.unwrap().trim(), 16).unwrap()
+}
+
+/// Changes how many files a process may have open; how many it might before.
+fn limit_files(pid: u64, most: Option<u64>) -> Option<u64> {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap());
+    let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
+    let limit = Rlimit {
+        current: most,
+        maximum,
+    };
+    prlimit(pid, Resource::Nofile, limit).unwrap().current
+}
+
+/// The processor time of a process, in hundredths of a second.
+fn cpu_time(pid: u64) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields = stat.rsplit(") ").next().unwrap().split(' ');
+    let times = fields.skip(11).take(2);
+    times.map(|time| time.parse::<u64>().unwrap()).sum()
+}
+
 fn complaint(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
@@ -438,6 +464,36 @@ fn what_the_source_does_not_answer_waits_and_is_asked_for_again() {
     assert!(guest.content(read, 8192) == expected[SIZE as usize - 8192..]);
     volume.wait("all is local", |status| status["state"] == "done");
     assert!(guest.seen(SIZE) == expected);
+}
+
+#[test]
+fn who_can_not_be_let_in_for_now_waits_and_costs_no_time() {
+    for (frontend, socket) in [
+        ("socket", "control"),
+        ("socket", "nbd"),
+        ("vhost-user-blk", "vhost"),
+    ] {
+        let mut volume = Move::new(&format!("crowded-{socket}"));
+        volume.frontend = frontend;
+        volume.start();
+        let pid = volume.pid();
+        let path = volume.path("runtime").join(socket);
+        let before = limit_files(pid, Some(0));
+        // One may have been awaited before.
+        drop(UnixStream::connect(&path).unwrap());
+        let waiting = UnixStream::connect(&path).unwrap();
+        let start = cpu_time(pid);
+        std::thread::sleep(Duration::from_secs(2));
+        let spent = cpu_time(pid) - start;
+        assert!(spent < 20, "{socket}: {spent} hundredths of a second");
+        limit_files(pid, before);
+        drop(waiting);
+        match socket {
+            "control" => assert_eq!(volume.pid(), pid),
+            "nbd" => volume.qemu(&["read 0 4k"]),
+            _ => drop(guest::Guest::new().connect(&path)),
+        }
+    }
 }
 
 #[test]
@@ -718,9 +774,7 @@ fn a_killed_process_has_a_successor_by_itself() {
 #[test]
 fn the_kernel_kills_others_when_memory_is_short() {
     const SYS_RESOURCE: u32 = 24;
-    let mine = std::fs::read_to_string("/proc/self/status").unwrap();
-    let capabilities = mine.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let capabilities = u64::from_str_radix(capabilities.unwrap().trim(), 16).unwrap();
+    let capabilities = figure("self", "CapEff:");
     let mut volume = Move::new("detached-memory");
     let child = volume.served();
     for pid in [child, volume.supervisor()] {

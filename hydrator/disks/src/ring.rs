@@ -14,6 +14,12 @@ use crate::memory::Span;
 /// Files that can be registered; a hydrator has three disks and a frontend.
 const FILES: u32 = 16;
 
+/// How long [`Ring::pause`] takes.
+static PAUSE: types::Timespec = types::Timespec::new().sec(1);
+
+/// The result of a [`Ring::pause`].
+pub const PAUSED: i32 = -libc::ETIME;
+
 /// Who gets a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -199,6 +205,14 @@ impl Ring {
         let entry = opcode::AsyncCancel::new(token.0).build();
         // SAFETY: the entry points to no memory.
         unsafe { self.push(entry, Token::new(Owner::Nobody, 0)) };
+    }
+
+    /// Completes after a second, with [`PAUSED`]: for what has failed and would
+    /// fail again at once.
+    pub fn pause(&mut self, token: Token) {
+        let entry = opcode::Timeout::new(&raw const PAUSE).build();
+        // SAFETY: the time is never changed, and there as long as the process.
+        unsafe { self.push(entry, token) };
     }
 
     /// Submits what was pushed and waits until something has completed, or

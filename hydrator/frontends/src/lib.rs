@@ -6,6 +6,7 @@
 //! frontends.
 
 mod block;
+mod door;
 pub mod linear;
 pub mod nbd;
 pub mod ublk;

@@ -2,8 +2,7 @@
 //! One client's connection: bytes in, requests out, replies back.
 
 use std::collections::VecDeque;
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use io_uring::{opcode, types};
 use localstor_hydrator_disks::{Ring, Span};
@@ -77,15 +76,6 @@ pub(super) struct Connection {
     // So many bytes of the first reply have been sent.
     gone: usize,
     message: Option<Box<Message>>,
-}
-
-/// The socket of a client, from the result of an accept.
-pub(crate) fn accepted(result: i32) -> io::Result<OwnedFd> {
-    if result < 0 {
-        return Err(io::Error::from_raw_os_error(-result));
-    }
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(result) })
 }
 
 impl Connection {

@@ -16,19 +16,18 @@ pub mod kernel;
 pub mod protocol;
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use io_uring::{opcode, types};
 use localstor_hydrator_core::{Failure, Operation, Request, Tag};
 use localstor_hydrator_disks::{Event, Memory, Owner, Ring, Span, Token};
 use tracing::{debug, info, warn};
 
 use crate::block::{Arrival, Frontend, FrontendError, Geometry, Outcome, Stage, buffers};
+use crate::door::Door;
 use connection::Connection;
-pub(crate) use connection::accepted;
 use protocol::{Command, Export, ReplyError, RequestHead};
 
 /// The longest read or write, in bytes. The protocol wants at least 1 MiB.
@@ -137,17 +136,17 @@ impl Slots {
     }
 }
 
-/// How clients reach us.
-enum Door {
-    /// The kernel's client, with the number N of its /dev/nbdN.
+/// Who the clients are.
+enum Clients {
+    /// The kernel's, with the number N of its /dev/nbdN.
     Kernel { number: u32, identity: String },
-    /// A Unix socket.
-    Socket { listener: OwnedFd },
+    /// Who comes to a Unix socket.
+    Socket(Door),
 }
 
 /// An NBD server.
 pub struct Nbd {
-    door: Door,
+    clients: Clients,
     path: PathBuf,
     geometry: Geometry,
     slots: Slots,
@@ -186,14 +185,14 @@ impl Nbd {
     }
 
     fn new(
-        door: Door,
+        clients: Clients,
         path: PathBuf,
         geometry: Geometry,
         memory: &mut Memory,
     ) -> Result<Nbd, FrontendError> {
         let out = || FrontendError::kernel("no memory for NBD", io::ErrorKind::OutOfMemory);
         Ok(Nbd {
-            door,
+            clients,
             path,
             geometry,
             input: memory.take(connection::INPUT).ok_or_else(out)?,
@@ -233,11 +232,11 @@ impl Nbd {
             Some(number) => return Err(kernel::taken(number)),
             None => connect_any(identity, &geometry, &theirs, &mut claim)?,
         };
-        let door = Door::Kernel {
+        let clients = Clients::Kernel {
             number,
             identity: identity.to_owned(),
         };
-        let mut nbd = Nbd::new(door, path(number), geometry, memory)?;
+        let mut nbd = Nbd::new(clients, path(number), geometry, memory)?;
         nbd.connection = Some(Connection::transmitting(ours, nbd.input));
         nbd.stage = Stage::Ready;
         nbd.is_set_up = kernel::set_up(number, LONGEST)?;
@@ -252,23 +251,18 @@ impl Nbd {
         ring: &mut Ring,
         memory: &mut Memory,
     ) -> Result<Nbd, FrontendError> {
-        let listener = std::os::unix::net::UnixListener::bind(path).map_err(|error| {
-            FrontendError::kernel(format!("cannot listen on {}", path.display()), error)
-        })?;
-        let door = Door::Socket {
-            listener: listener.into(),
-        };
-        let mut nbd = Nbd::new(door, path.to_owned(), geometry, memory)?;
-        nbd.open_door(ring)?;
+        let clients = Clients::Socket(Door::new(path, token(ACCEPTED))?);
+        let mut nbd = Nbd::new(clients, path.to_owned(), geometry, memory)?;
+        nbd.await_client(ring)?;
         nbd.stage = Stage::Ready;
         Ok(nbd)
     }
 
     /// The number N of /dev/nbdN, if the kernel is the client.
     pub fn number(&self) -> Option<u32> {
-        match self.door {
-            Door::Kernel { number, .. } => Some(number),
-            Door::Socket { .. } => None,
+        match self.clients {
+            Clients::Kernel { number, .. } => Some(number),
+            Clients::Socket(_) => None,
         }
     }
 
@@ -281,20 +275,10 @@ impl Nbd {
     }
 
     /// Waits for the next client.
-    fn open_door(&mut self, ring: &mut Ring) -> Result<(), FrontendError> {
-        match &self.door {
-            Door::Socket { listener } => {
-                let entry = opcode::Accept::new(
-                    types::Fd(listener.as_raw_fd()),
-                    std::ptr::null_mut(),
-                    std::ptr::null_mut(),
-                )
-                .flags(libc::SOCK_CLOEXEC)
-                .build();
-                // SAFETY: no address is asked for.
-                unsafe { ring.push(entry, token(ACCEPTED)) };
-            }
-            Door::Kernel { number, identity } => {
+    fn await_client(&mut self, ring: &mut Ring) -> Result<(), FrontendError> {
+        match &self.clients {
+            Clients::Socket(door) => door.await_client(ring),
+            Clients::Kernel { number, identity } => {
                 if !kernel::belongs_to(*number, identity)? {
                     info!("{} was disconnected", self.path.display());
                     self.stage = Stage::Gone;
@@ -345,7 +329,7 @@ impl Nbd {
             if self.stage == Stage::Stopping {
                 self.stage = Stage::Gone;
             } else {
-                self.open_door(ring)?;
+                self.await_client(ring)?;
                 return self.advance(ring, arrivals);
             }
         }
@@ -458,17 +442,19 @@ impl Frontend for Nbd {
         arrivals: &mut Vec<Arrival>,
     ) -> Result<(), FrontendError> {
         match event.token.detail() {
-            ACCEPTED => match accepted(event.result) {
-                Ok(socket) => {
-                    let export = self.export();
-                    self.connection = Some(Connection::greeting(socket, self.input, export));
+            ACCEPTED => {
+                let Clients::Socket(door) = &self.clients else {
+                    return Ok(());
+                };
+                match door.opened(ring, event) {
+                    Some(socket) => {
+                        let export = self.export();
+                        self.connection = Some(Connection::greeting(socket, self.input, export));
+                    }
+                    None if self.stage == Stage::Stopping => self.stage = Stage::Gone,
+                    None => {}
                 }
-                Err(_) if self.stage == Stage::Stopping => self.stage = Stage::Gone,
-                Err(error) => {
-                    warn!("{}: cannot accept a client: {error}", self.path.display());
-                    self.open_door(ring)?;
-                }
-            },
+            }
             RECEIVED | SENT => {
                 if let Some(connection) = &mut self.connection {
                     let alive = match event.token.detail() {
@@ -510,13 +496,9 @@ impl Frontend for Nbd {
 
     fn stop(&mut self, ring: &mut Ring) -> Result<(), FrontendError> {
         self.stage = Stage::Stopping;
-        match &self.door {
-            Door::Kernel { number, .. } => kernel::disconnect(*number)?,
-            Door::Socket { listener } => {
-                // Its path is no door any more; who waits at it is sent away.
-                let _ = std::fs::remove_file(&self.path);
-                let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Both);
-            }
+        match &mut self.clients {
+            Clients::Kernel { number, .. } => kernel::disconnect(*number)?,
+            Clients::Socket(door) => door.close(),
         }
         if let Some(connection) = &mut self.connection {
             connection.close();

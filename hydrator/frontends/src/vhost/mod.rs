@@ -35,13 +35,13 @@ use io_uring::{opcode, types};
 use localstor_hydrator_core::{Operation, Request, Tag};
 use localstor_hydrator_disks::{Event, Memory, Owner, Ring, Span, Token};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, Shutdown};
+use rustix::net::RecvFlags;
 use tracing::{info, warn};
 use vhost::vhost_user::BackendReqHandler;
 use vhost::vhost_user::message::FrontendReq;
 
 use crate::block::{Arrival, Frontend, FrontendError, Geometry, Outcome, Stage, buffers};
-use crate::nbd::accepted;
+use crate::door::Door;
 use device::{Device, MOST_DESCRIPTORS};
 use request::{Ask, Chain, LONGEST, NAME, Status};
 
@@ -323,7 +323,7 @@ pub struct VhostUserBlk {
     path: PathBuf,
     geometry: Geometry,
     name: [u8; NAME],
-    listener: OwnedFd,
+    door: Door,
     session: Option<Session>,
     // Counts what the ring looks at.
     count: u64,
@@ -357,17 +357,16 @@ impl VhostUserBlk {
     ) -> Result<VhostUserBlk, FrontendError> {
         let out = || FrontendError::kernel("no memory for vhost-user", io::ErrorKind::OutOfMemory);
         let slots = Slots::new(memory).ok_or_else(out)?;
-        let listener = std::os::unix::net::UnixListener::bind(path).map_err(|error| {
-            FrontendError::kernel(format!("cannot listen on {}", path.display()), error)
-        })?;
+        let door = Door::new(path, Token::new(Owner::Frontend, ACCEPTED))?;
+        door.await_client(ring);
         let mut short = [0; NAME];
         let length = name.len().min(NAME);
         short[..length].copy_from_slice(&name.as_bytes()[..length]);
-        let server = VhostUserBlk {
+        Ok(VhostUserBlk {
             path: path.to_owned(),
             geometry,
             name: short,
-            listener: listener.into(),
+            door,
             session: None,
             count: 0,
             kick: None,
@@ -376,22 +375,7 @@ impl VhostUserBlk {
             slots,
             starved: false,
             stage: Stage::Ready,
-        };
-        server.open_door(ring);
-        Ok(server)
-    }
-
-    /// Waits for the next client.
-    fn open_door(&self, ring: &mut Ring) {
-        let entry = opcode::Accept::new(
-            types::Fd(self.listener.as_raw_fd()),
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-        )
-        .flags(libc::SOCK_CLOEXEC)
-        .build();
-        // SAFETY: no address is asked for.
-        unsafe { ring.push(entry, Token::new(Owner::Frontend, ACCEPTED)) };
+        })
     }
 
     fn greet(&mut self, socket: OwnedFd, ring: &mut Ring) -> Result<(), Broken> {
@@ -580,7 +564,7 @@ impl VhostUserBlk {
         if self.stage == Stage::Stopping {
             self.stage = Stage::Gone;
         } else {
-            self.open_door(ring);
+            self.door.await_client(ring);
         }
     }
 }
@@ -594,18 +578,15 @@ impl Frontend for VhostUserBlk {
     ) -> Result<(), FrontendError> {
         self.retired.retain(|watched| watched.token != event.token);
         let happened = match event.token.detail() & 3 {
-            ACCEPTED => match accepted(event.result) {
-                Ok(socket) => {
+            ACCEPTED => match self.door.opened(ring, event) {
+                Some(socket) => {
                     info!("{}: a client is here", self.path.display());
                     self.greet(socket, ring)
                 }
-                Err(_) if self.stage == Stage::Stopping => {
-                    self.stage = Stage::Gone;
-                    return Ok(());
-                }
-                Err(error) => {
-                    warn!("{}: cannot accept a client: {error}", self.path.display());
-                    self.open_door(ring);
+                None => {
+                    if self.stage == Stage::Stopping {
+                        self.stage = Stage::Gone;
+                    }
                     return Ok(());
                 }
             },
@@ -643,9 +624,7 @@ impl Frontend for VhostUserBlk {
 
     fn stop(&mut self, ring: &mut Ring) -> Result<(), FrontendError> {
         self.stage = Stage::Stopping;
-        // Its path is no door any more; who waits at it is sent away.
-        let _ = std::fs::remove_file(&self.path);
-        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
+        self.door.close();
         self.advance(ring, &mut Vec::new(), Ok(()));
         Ok(())
     }
