@@ -9,6 +9,7 @@
 
 pub mod arguments;
 pub mod client;
+mod confinement;
 mod control;
 mod devices;
 mod engine;

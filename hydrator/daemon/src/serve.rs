@@ -23,6 +23,7 @@ use localstor_hydrator_frontends::{Arrival, Frontend, Geometry, Outcome, Stage};
 use tracing::{error, info, warn};
 
 use crate::arguments::{FrontendKind, Settings};
+use crate::confinement;
 use crate::control::{Client, Control};
 use crate::devices;
 use crate::engine::{self, Disks, Engine};
@@ -340,7 +341,8 @@ impl Server {
         }
         // An abort must find the device, whatever happens from here on.
         self.runtime.record(move_id)?;
-        let made = self.make_frontend(&left);
+        let (kind, number) = choose(self.settings.frontend, &left, ublk::is_there());
+        let made = self.make_frontend(kind, number);
         if made.is_err() && devices::of(move_id)?.is_empty() {
             self.marks.keep_only(None).context("cannot remove marks")?;
         }
@@ -350,11 +352,16 @@ impl Server {
             .context("cannot remove marks")?;
         self.runtime.show(frontend.device())?;
         self.frontend = Some(frontend);
+        // Nothing has come from a guest yet.
+        confinement::confine(kind);
         Ok(())
     }
 
-    fn make_frontend(&mut self, left: &[devices::Device]) -> anyhow::Result<Box<dyn Frontend>> {
-        let (kind, number) = choose(self.settings.frontend, left, ublk::is_there());
+    fn make_frontend(
+        &mut self,
+        kind: FrontendKind,
+        number: Option<u32>,
+    ) -> anyhow::Result<Box<dyn Frontend>> {
         let frontend: Box<dyn Frontend> = match kind {
             FrontendKind::Ublk => Box::new(Ublk::start(
                 &ublk_settings(&self.settings, number, self.geometry),

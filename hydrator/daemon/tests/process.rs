@@ -809,6 +809,27 @@ fn a_process_without_its_supervisor_is_taken_for_running() {
 }
 
 #[test]
+fn who_serves_a_guest_has_given_up_what_it_does_not_need() {
+    const IPC_LOCK: u64 = 1 << 14;
+    const FILTERED: u64 = 2;
+    for (frontend, socket) in [("socket", "nbd"), ("vhost-user-blk", "vhost")] {
+        let mut volume = Move::new(&format!("confined-{socket}"));
+        volume.frontend = frontend;
+        let pid = volume.served_at(socket).to_string();
+        for name in ["CapEff:", "CapPrm:", "CapInh:"] {
+            assert_eq!(figure(&pid, name) & !IPC_LOCK, 0, "{name}");
+        }
+        assert_eq!(figure(&pid, "Seccomp:"), FILTERED);
+        assert_eq!(figure(&pid, "NoNewPrivs:"), 1);
+        // Who starts its successor is what it was.
+        let supervisor = volume.supervisor().to_string();
+        assert_eq!(figure(&supervisor, "CapEff:"), figure("self", "CapEff:"));
+        assert_eq!(figure(&supervisor, "Seccomp:"), figure("self", "Seccomp:"));
+        volume.must(&["abort"]);
+    }
+}
+
+#[test]
 fn many_starts_are_one() {
     let mut volume = Move::new("detached-many");
     volume.detached = true;

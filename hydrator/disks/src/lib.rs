@@ -13,4 +13,4 @@ mod ring;
 pub use cover::Cover;
 pub use disk::{Access, Disk, OpenError};
 pub use memory::{Memory, MemoryError, Span};
-pub use ring::{Event, Owner, PAUSED, Ring, Token};
+pub use ring::{Event, Owner, PAUSED, Ring, Token, enable};

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
+use io_uring::register::Restriction;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use tracing::{debug, warn};
 
@@ -13,6 +14,29 @@ use crate::memory::Span;
 
 /// Files that can be registered; a hydrator has three disks and a frontend.
 const FILES: u32 = 16;
+
+/// What a ring can be asked for. The rest a filter of system calls would not
+/// see: that files are opened, for instance.
+const REQUESTS: &[u8] = &[
+    opcode::Accept::CODE,
+    opcode::AsyncCancel::CODE,
+    opcode::Fallocate::CODE,
+    opcode::Fsync::CODE,
+    opcode::Nop::CODE,
+    opcode::PollAdd::CODE,
+    opcode::Read::CODE,
+    opcode::ReadFixed::CODE,
+    opcode::Recv::CODE,
+    opcode::SendMsg::CODE,
+    opcode::Timeout::CODE,
+    opcode::UringCmd16::CODE,
+    opcode::Write::CODE,
+    opcode::WriteFixed::CODE,
+];
+
+/// What can be registered with a ring (linux/io_uring.h): buffers, an eventfd,
+/// the places of files, and files in them.
+const REGISTRATIONS: &[u8] = &[0, 4, 6, 13];
 
 /// How long [`Ring::pause`] takes.
 static PAUSE: types::Timespec = types::Timespec::new().sec(1);
@@ -105,6 +129,7 @@ impl Ring {
                 Err(error) => return Err(error),
             }
         };
+        enable(&ring, REQUESTS, REGISTRATIONS)?;
         let fixed_files = match ring.submitter().register_files_sparse(FILES) {
             Ok(()) => true,
             Err(error) => {
@@ -129,6 +154,7 @@ impl Ring {
                 .setup_single_issuer()
                 .setup_defer_taskrun()
                 .setup_cqsize(entries * 4)
+                .setup_r_disabled()
                 .build(entries);
             match fast {
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
@@ -137,7 +163,10 @@ impl Ring {
                 other => return other,
             }
         }
-        IoUring::builder().setup_cqsize(entries * 4).build(entries)
+        IoUring::builder()
+            .setup_cqsize(entries * 4)
+            .setup_r_disabled()
+            .build(entries)
     }
 
     /// Lets the kernel keep the pages of `span` at hand. Without the permission
@@ -275,6 +304,24 @@ impl Ring {
     }
 }
 
+/// Enables a ring that was made disabled, for these requests and registrations
+/// (`IORING_OP_*` and `IORING_REGISTER_*`) only.
+///
+/// # Errors
+/// What the kernel says.
+pub fn enable<E: squeue::EntryMarker>(
+    ring: &IoUring<E>,
+    requests: &[u8],
+    registrations: &[u8],
+) -> io::Result<()> {
+    let requests = requests.iter().copied().map(Restriction::sqe_op);
+    let registrations = registrations.iter().copied().map(Restriction::register_op);
+    let flags = Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits());
+    let mut allowed: Vec<_> = requests.chain(registrations).chain([flags]).collect();
+    ring.submitter().register_restrictions(&mut allowed)?;
+    ring.submitter().register_enable_rings()
+}
+
 impl AsRawFd for Ring {
     fn as_raw_fd(&self) -> RawFd {
         self.ring.as_raw_fd()
@@ -311,6 +358,18 @@ mod tests {
         }
         seen.sort_unstable();
         assert!(seen.into_iter().eq(0..1000));
+    }
+
+    #[test]
+    fn what_no_server_asks_for_is_refused() {
+        let mut ring = Ring::new(8, false).unwrap();
+        let here = types::Fd(libc::AT_FDCWD);
+        let open = opcode::OpenAt::new(here, c"/dev/null".as_ptr()).build();
+        // SAFETY: the name is there as long as the program.
+        unsafe { ring.push(open, Token::new(Owner::Control, 1)) };
+        ring.wait(Some(Duration::from_secs(10))).unwrap();
+        let result = ring.next_event().map(|event| event.result);
+        assert_eq!(result, Some(-libc::EACCES));
     }
 
     #[test]

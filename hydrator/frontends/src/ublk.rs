@@ -24,7 +24,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, squeue, types};
-use localstor_hydrator_disks::{Event, Memory, Owner, Ring, Span, Token};
+use localstor_hydrator_disks::{Event, Memory, Owner, Ring, Span, Token, enable};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use tracing::{debug, info, warn};
@@ -203,7 +203,9 @@ impl Control {
                 _ => FrontendError::kernel(format!("cannot open {CONTROL}"), error),
             })?;
         let ring = IoUring::<squeue::Entry128>::builder()
+            .setup_r_disabled()
             .build(4)
+            .and_then(|ring| enable(&ring, &[opcode::UringCmd80::CODE], &[]).map(|()| ring))
             .map_err(|error| FrontendError::kernel("cannot make a ring for ublk", error))?;
         Ok(Control {
             file,
