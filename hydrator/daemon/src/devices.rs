@@ -6,9 +6,19 @@
 //! leaked nothing, because a successor, or an abort, finds the device without
 //! any record of ours.
 
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
 use localstor_hydrator_frontends::{FrontendError, nbd, ublk};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::arguments::{FrontendKind, MoveId};
+
+/// How long it may take to open a device whose server lives.
+const CLAIM: Duration = Duration::from_secs(2);
 
 /// A device: its kind, ublk or NBD, and its number.
 pub(crate) type Device = (FrontendKind, u32);
@@ -38,11 +48,38 @@ pub(crate) fn of(move_id: MoveId) -> Result<Vec<Device>, FrontendError> {
 }
 
 /// What else holds a block device: a device-mapper node, usually.
-pub(crate) fn holder(device: &std::path::Path) -> Option<String> {
+pub(crate) fn holder(device: &Path) -> Option<String> {
     let name = device.file_name()?.to_str()?;
     let holders = std::fs::read_dir(format!("/sys/class/block/{name}/holders")).ok()?;
     let holder = holders.filter_map(Result::ok).next()?;
     Some(holder.file_name().to_string_lossy().into_owned())
+}
+
+/// Refuses a device that somebody uses alone: device-mapper, a file system,
+/// LVM, swap, or whoever else has opened it with `O_EXCL`.
+///
+/// # Errors
+/// That it is in use.
+pub(crate) fn require_unused(device: &Path) -> anyhow::Result<()> {
+    let shown = device.display();
+    if let Some(holder) = holder(device) {
+        anyhow::bail!("{shown} is in use by {holder}");
+    }
+    // Who opens a device first may have to wait for its partition table, which
+    // nobody reads if its server is dead. The claim comes before that: who
+    // waits for so long has got it.
+    let (tell, told) = mpsc::channel();
+    let path = device.to_owned();
+    thread::spawn(move || {
+        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let _ = tell.send(rustix::fs::open(path, flags, Mode::empty()).map(drop));
+    });
+    match told.recv_timeout(CLAIM) {
+        Ok(Err(Errno::BUSY)) => {
+            anyhow::bail!("{shown} is in use: it is mounted, or something else has it for itself")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Removes a move's device, whose server died for good.
@@ -54,12 +91,45 @@ pub(crate) fn remove((kind, number): Device, move_id: MoveId) -> anyhow::Result<
         FrontendKind::Ublk => ublk::path(number),
         _ => nbd::path(number),
     };
-    if let Some(holder) = holder(&device) {
-        anyhow::bail!("{} is in use by {holder}", device.display());
-    }
+    require_unused(&device)?;
     match kind {
         FrontendKind::Ublk => ublk::remove(number, ublk_identity(move_id))?,
         _ => nbd::remove(number, &nbd_identity(move_id))?,
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_device_is_in_use_as_long_as_somebody_has_it_for_himself() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("disk");
+        std::fs::write(&file, vec![0; 1 << 20]).unwrap();
+        let losetup = |arguments: &[&str]| {
+            let output = Command::new("losetup").args(arguments).arg(&file).output();
+            let output = output.ok().filter(|output| output.status.success())?;
+            Some(String::from_utf8(output.stdout).unwrap())
+        };
+        let Some(device) = losetup(&["--find", "--show"]) else {
+            eprintln!("not tried: it takes a loop device, and root");
+            return;
+        };
+        let device = Path::new(device.trim_end());
+        let open = |flags| rustix::fs::open(device, OFlags::RDONLY | flags, Mode::empty());
+        let other = open(OFlags::empty()).unwrap();
+        assert!(require_unused(device).is_ok());
+        let user = open(OFlags::EXCL).unwrap();
+        let complaint = require_unused(device).unwrap_err().to_string();
+        assert!(complaint.contains("is in use"), "{complaint}");
+        drop((user, other));
+        assert!(require_unused(device).is_ok());
+        let detached = Command::new("losetup").arg("--detach").arg(device).status();
+        assert!(detached.unwrap().success());
+        assert!(require_unused(Path::new("/dev/no-such-device")).is_ok());
+    }
 }

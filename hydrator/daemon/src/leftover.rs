@@ -17,12 +17,23 @@ use crate::{client, devices};
 const PATIENCE: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(50);
 
+/// Ends a move that is complete, by the hydrator in `runtime`.
+///
+/// # Errors
+/// That no hydrator is there, that the device is in use, and what the hydrator
+/// says if it refuses.
+pub fn finish(runtime: &Path) -> anyhow::Result<()> {
+    require_unused(runtime)?;
+    client::ask(runtime, &Request::Finish)
+}
+
 /// Ends a move as it is: by the hydrator in `runtime`, or without it.
 ///
 /// # Errors
 /// That there is no such directory, that the device is in use, and what the
 /// hydrator or the kernel says if it refuses.
 pub fn abort(runtime: &Path) -> anyhow::Result<()> {
+    require_unused(runtime)?;
     let start = Instant::now();
     loop {
         match client::ask(runtime, &Request::Abort) {
@@ -41,6 +52,11 @@ pub fn abort(runtime: &Path) -> anyhow::Result<()> {
         }
         std::thread::sleep(INTERVAL);
     }
+}
+
+fn require_unused(runtime: &Path) -> anyhow::Result<()> {
+    let device = Runtime::find(runtime).and_then(|runtime| runtime.shown());
+    device.map_or(Ok(()), |device| devices::require_unused(&device))
 }
 
 fn remove(directory: &Path) -> anyhow::Result<()> {

@@ -55,7 +55,7 @@ fn carry_out(command: Command) -> anyhow::Result<ExitCode> {
             },
         )?,
         Command::Retry(place) => client::ask(&place.runtime, &Request::Retry)?,
-        Command::Finish(place) => client::ask(&place.runtime, &Request::Finish)?,
+        Command::Finish(place) => leftover::finish(&place.runtime)?,
         Command::Abort(place) => leftover::abort(&place.runtime)?,
         Command::Dump(disk) => offline::dump(&disk.metadata, &mut std::io::stdout().lock())?,
         Command::Check(disk) => {

@@ -188,6 +188,11 @@ impl Runtime {
         self.replace(DEVICE, |draft| std::os::unix::fs::symlink(device, draft))
     }
 
+    /// The device that is shown, if one is.
+    pub(crate) fn shown(&self) -> Option<PathBuf> {
+        std::fs::read_link(self.directory.join(DEVICE)).ok()
+    }
+
     /// Makes a file that is there as a whole, or not at all.
     fn replace(
         &self,
@@ -254,8 +259,7 @@ mod tests {
         assert_eq!(Runtime::find(&directory).unwrap().move_id(), Some(ID));
         for device in ["/dev/ublkb7", "/dev/nbd12"] {
             runtime.show(Path::new(device)).unwrap();
-            let shown = std::fs::read_link(directory.join("device")).unwrap();
-            assert_eq!(shown, Path::new(device));
+            assert_eq!(runtime.shown().as_deref(), Some(Path::new(device)));
         }
         runtime.remove().unwrap();
         assert!(!directory.exists());
