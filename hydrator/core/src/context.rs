@@ -106,6 +106,9 @@ pub(crate) struct Context {
     pub(crate) free_blocks: Vec<u16>,
     /// A disk has failed what it must not: nothing is recorded any more.
     pub(crate) broken: bool,
+    /// The destination has failed to make something durable, and may have
+    /// dropped what it had in its cache: no flush of it says anything any more.
+    pub(crate) dropped: bool,
     /// No more requests are taken.
     pub(crate) closing: bool,
     /// Something has changed that a request may wait for.
@@ -124,6 +127,7 @@ impl Context {
             pace: Pace::new(config.rate),
             free_blocks: (0..config.block_slots).rev().collect(),
             broken: false,
+            dropped: false,
             closing: false,
             changed: false,
             metadata_written: 0,
@@ -233,6 +237,7 @@ impl Context {
 
     /// Nothing is recorded any more: a disk has failed what it must not.
     pub(crate) fn fail(&mut self, device: Device) {
+        self.dropped |= device == Device::Data;
         if !self.broken {
             self.broken = true;
             self.notify(Notice::Broken(device));

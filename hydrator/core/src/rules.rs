@@ -22,6 +22,9 @@ pub enum Rule {
     FlushMetadata,
     /// A flush waits for second writes in flight.
     Drain,
+    /// A flush that has failed is not tried again: the disk may have dropped
+    /// what it was to make durable, and would say that all is well.
+    FailedFlushIsFinal,
     /// Recovery believes an intent only if the content has its checksum.
     Compare,
     /// Recovery flushes both disks before it compares.
@@ -94,7 +97,7 @@ pub enum Rule {
 #[cfg(feature = "mutants")]
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 41] = [
         Self::IntentBeforeCompletion,
         Self::DataBeforeCompletion,
         Self::FuaData,
@@ -102,6 +105,7 @@ impl Rule {
         Self::FlushData,
         Self::FlushMetadata,
         Self::Drain,
+        Self::FailedFlushIsFinal,
         Self::Compare,
         Self::FlushBeforeRecovery,
         Self::RecordBeforeNewEpoch,

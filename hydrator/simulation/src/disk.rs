@@ -42,7 +42,7 @@ pub enum Pending {
     },
 }
 
-/// How much of what was not flushed survives a power cut.
+/// How much of what was not flushed survives a power cut, or a flush that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Survival {
     /// All of it.
@@ -63,6 +63,17 @@ impl Survival {
             1 => Self::Nothing,
             2 => Self::Writes,
             _ => Self::Sectors,
+        }
+    }
+
+    /// Which of a write's sectors do.
+    fn of_write(self, random: &mut Rng) -> u8 {
+        match self {
+            Self::All => u8::MAX,
+            Self::Nothing => 0,
+            Self::Writes if random.bool() => u8::MAX,
+            Self::Writes => 0,
+            Self::Sectors => random.u8(..),
         }
     }
 }
@@ -99,6 +110,7 @@ pub struct Disk {
     clock: u64,
     /// Sectors that cannot be read.
     unreadable: BTreeSet<usize>,
+    dropped: bool,
 }
 
 impl Disk {
@@ -111,7 +123,14 @@ impl Disk {
             cache: Vec::new(),
             clock: 0,
             unreadable: BTreeSet::new(),
+            dropped: false,
         }
+    }
+
+    /// Whether it has failed to make something durable, and then dropped what
+    /// was not.
+    pub fn has_dropped(&self) -> bool {
+        self.dropped
     }
 
     /// Its length, in bytes.
@@ -200,21 +219,37 @@ impl Disk {
         }
     }
 
-    /// An operation fails: of a write, any part has been carried out.
+    /// An operation fails: of a write, any part has been carried out. If it was
+    /// to make something durable, any part of what was not flushed is lost, as
+    /// with Linux's disks, and the next flush succeeds.
     pub fn fail(&mut self, pending: &Pending, random: &mut Rng) {
-        if let Pending::Write {
-            offset, content, ..
-        } = pending
-        {
-            self.land(*offset, content, |_| random.bool());
+        let durable = match pending {
+            Pending::Flush { .. } => true,
+            Pending::Write {
+                offset,
+                content,
+                fua,
+            } => {
+                self.land(*offset, content, |_| random.bool());
+                *fua
+            }
+        };
+        if durable {
+            self.drop_cache(random);
         }
     }
 
-    /// What was not flushed is lost, as when a real disk fails a flush; the next
-    /// one succeeds.
-    pub fn drop_cache(&mut self) {
-        self.cache.clear();
+    fn drop_cache(&mut self, random: &mut Rng) {
+        self.dropped = true;
+        let survival = Survival::any(random);
+        self.cache.retain_mut(|record| {
+            record.sectors &= survival.of_write(random);
+            record.sectors != 0
+        });
         self.visible.copy_from_slice(&self.durable);
+        for record in &self.cache {
+            apply(&mut self.visible, record, record.sectors);
+        }
     }
 
     fn land(&mut self, offset: usize, content: &[u8], mut lands: impl FnMut(usize) -> bool) {
@@ -282,13 +317,7 @@ impl Disk {
         after.break_off(in_flight, random);
         let mut left = core::mem::take(&mut after.durable);
         for record in &after.cache {
-            let kept = match survival {
-                Survival::All => u8::MAX,
-                Survival::Nothing => 0,
-                Survival::Writes if random.bool() => u8::MAX,
-                Survival::Writes => 0,
-                Survival::Sectors => random.u8(..),
-            };
+            let kept = survival.of_write(random);
             apply(&mut left, record, record.sectors & kept);
         }
         Self {

@@ -816,6 +816,36 @@ fn a_failed_flush_is_told_and_settles_nothing() {
 }
 
 #[test]
+fn no_flush_succeeds_after_one_that_has_failed_though_all_is_settled() {
+    let mut config = config(16);
+    config.metadata_size = 16 * BLOCK as u64;
+    let mut random = Rng::with_seed(1);
+    let mut machine = new_machine(&config, &mut random);
+    let plain = Operation::Write { fua: false };
+    write(&mut machine, 0, vec![1; BLOCK], &mut random);
+    while !machine.volume.passes_through(0, BLOCK as u64) {
+        submit(&mut machine, 2, Operation::Flush, 0, Vec::new());
+        result_of(&mut machine, 2, &mut random).expect("a flush succeeds");
+        machine.volume.close();
+        while machine.step(&mut random) {
+            machine.pump(&mut random);
+        }
+        let (data, metadata) = machine.kill(&mut random);
+        let source = machine.source.clone();
+        machine = Machine::new(&config, None, None, data, metadata, source);
+        machine.open(&mut random).expect("it opens again");
+    }
+    submit(&mut machine, 3, plain, 0, vec![3; BLOCK]);
+    result_of(&mut machine, 3, &mut random).expect("a write succeeds");
+    for (tag, failing) in [(4, 100), (5, 0)] {
+        machine.faults.flushes = failing;
+        submit(&mut machine, tag, Operation::Flush, 0, Vec::new());
+        let flushed = result_of(&mut machine, tag, &mut random);
+        assert_eq!(flushed, Err(Failure::Io), "{failing} of 100 fail");
+    }
+}
+
+#[test]
 fn a_failed_write_to_the_metadata_is_told_and_takes_nothing_that_was_durable() {
     let mut config = config(16);
     config.metadata_size = 16 * BLOCK as u64;
@@ -924,7 +954,6 @@ fn a_failed_write_with_fua_is_a_failed_flush() {
         submit(&mut machine, 6, operation, block * BLOCK, vec![6; BLOCK]);
         let failed = result_of(&mut machine, 6, &mut random);
         assert_eq!(failed, Err(Failure::Io));
-        machine.data.drop_cache();
         machine.faults.durable = 0;
         submit(&mut machine, 7, Operation::Flush, 0, Vec::new());
         let flushed = result_of(&mut machine, 7, &mut random);

@@ -134,7 +134,9 @@ impl Flushes {
         flush.pending -= 1;
         if let Err(failure) = result {
             flush.failure = Some(failure);
-            cx.fail(device);
+            if cx.rules.keep(Rule::FailedFlushIsFinal) {
+                cx.fail(device);
+            }
         }
         self.take_ended()
     }
@@ -150,6 +152,9 @@ impl Flushes {
 
     /// Answer the guest's requests that this flush was for.
     pub(super) fn answer(&mut self, flush: &Flush, cx: &mut Context) {
+        if flush.failure.is_some() && !cx.rules.keep(Rule::FailedFlushIsFinal) {
+            self.waiting.append(&mut self.covered);
+        }
         for tag in self.covered.drain(..) {
             cx.answer(tag, flush.failure.map_or(Ok(()), Err));
         }

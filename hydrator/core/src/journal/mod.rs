@@ -233,7 +233,7 @@ impl Journal {
         if !self.flushes.is_due(cx) {
             return;
         }
-        if cx.broken && regions.unsettled() > 0 {
+        if says_nothing(regions, cx) {
             return self.flushes.give_up(cx);
         }
         let covers = if cx.rules.keep(Rule::SettleBelowInFlight) {
@@ -242,7 +242,7 @@ impl Journal {
             self.log.highest()
         };
         if let Some(flush) = self.flushes.submit(covers, self.said, cx) {
-            self.end_flush(&flush, regions, cx);
+            self.end_flush(flush, regions, cx);
         }
     }
 
@@ -255,16 +255,20 @@ impl Journal {
         cx: &mut Context,
     ) {
         if let Some(flush) = self.flushes.device_ended(device, result, cx) {
-            self.end_flush(&flush, regions, cx);
+            self.end_flush(flush, regions, cx);
         }
     }
 
-    fn end_flush(&mut self, flush: &Flush, regions: &mut Regions, cx: &mut Context) {
+    fn end_flush(&mut self, mut flush: Flush, regions: &mut Regions, cx: &mut Context) {
+        if says_nothing(regions, cx) {
+            // Another one has failed meanwhile.
+            flush.failure.get_or_insert(Failure::Io);
+        }
         if flush.failure.is_none() {
             self.flushed = self.flushed.max(flush.covers);
             self.settle(flush.settles, regions, cx);
         }
-        self.flushes.answer(flush, cx);
+        self.flushes.answer(&flush, cx);
         cx.changed = true;
     }
 
@@ -606,7 +610,9 @@ impl Journal {
         regions: &mut Regions,
         cx: &mut Context,
     ) {
-        if result.is_err() {
+        if result.is_err() || cx.broken {
+            // If something else has failed meanwhile, the disk may have dropped
+            // what this flush was for.
             return cx.fail(Device::Metadata);
         }
         self.checkpoint.step = Step::Idle;
@@ -624,4 +630,10 @@ impl Journal {
         self.settle(covers, regions, cx);
         self.log.tail = self.log.tail.max(covers.next());
     }
+}
+
+/// A disk may have dropped what a flush is to make durable, whatever comes of
+/// that flush.
+fn says_nothing(regions: &Regions, cx: &Context) -> bool {
+    cx.dropped || cx.broken && regions.unsettled() > 0
 }
