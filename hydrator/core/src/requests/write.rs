@@ -312,9 +312,15 @@ pub(super) fn record<M: Memory>(
     memory: &mut M,
 ) -> Option<Sequence> {
     let whose = (part.key, entries);
-    let (sequence, first) = parts
+    let recorded = parts
         .journal
-        .record(entry, whose, fua, &mut parts.cx, memory)?;
+        .record(entry, whose, fua, &mut parts.cx, memory);
+    let Some((sequence, first)) = recorded else {
+        // There was room for it. A write must not count as recorded if it isn't.
+        part.failure.get_or_insert(Failure::Io);
+        parts.cx.fail(Device::Metadata);
+        return None;
+    };
     if first && parts.cx.rules.keep(Rule::IntentBeforeCompletion) {
         part.pending += 1;
     }
