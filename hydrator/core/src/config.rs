@@ -21,8 +21,9 @@ pub struct Config {
     pub logical_block_size: u32,
     /// Size of the metadata device, in bytes.
     pub metadata_size: u64,
-    /// The destination reads as zeros where it was never written (a new thin
-    /// volume). Only [`Volume::format`](crate::Volume::format) looks at it.
+    /// The destination reads as zeros where it was never written, or was
+    /// discarded (a thin volume). Only [`Volume::format`](crate::Volume::format)
+    /// looks at it: after that the superblock says so.
     pub destination_zeroed: bool,
     /// The most guest requests at once.
     pub requests: usize,
@@ -125,6 +126,7 @@ impl Config {
             bitmap_blocks: bitmap_blocks(self.size),
             started: false,
             complete: false,
+            zeroed: self.destination_zeroed,
             unreadable: Unreadable::default(),
         };
         let holds = [

@@ -38,6 +38,8 @@ pub(crate) enum Job {
     CopyRead(u16),
     /// It is written, or a piece of it.
     CopyWrite(u16),
+    /// Zeros that the destination has already are looked for.
+    CopyLook(u16),
     /// It is read again, from either side.
     Verify(u16),
     /// For an opening.
@@ -64,6 +66,7 @@ impl Job {
             Self::CopyWrite(slot) => (11, slot as u32),
             Self::Verify(slot) => (12, slot as u32),
             Self::Opening(detail) => (13, detail),
+            Self::CopyLook(slot) => (14, slot as u32),
         };
         Io(kind << 32 | detail as u64)
     }
@@ -86,6 +89,7 @@ impl Job {
             11 => Self::CopyWrite(detail as u16),
             12 => Self::Verify(detail as u16),
             13 => Self::Opening(detail),
+            14 => Self::CopyLook(detail as u16),
             _ => Self::Nobodys,
         }
     }

@@ -247,6 +247,7 @@ impl Volume {
             Job::Superblock => self.superblocks.ended(result, cx),
             Job::CopyRead(slot) => copier.read_ended(slot, result, parts, memory),
             Job::CopyWrite(slot) => copier.write_ended(slot, result, parts),
+            Job::CopyLook(slot) => copier.looked(slot, result, parts, memory),
             Job::Verify(slot) => copier.verify_read_ended(slot, result, parts, memory),
             Job::Opening(detail) => {
                 if let State::Opening(opening) = &mut self.state {
@@ -256,6 +257,13 @@ impl Volume {
                 }
             }
         }
+    }
+
+    /// Whether the destination reads as zeros where it was never written, or was
+    /// discarded.
+    #[must_use]
+    pub fn is_zeroed(&self) -> bool {
+        self.parts.cx.superblock.zeroed
     }
 
     /// When [`Volume::actions`] is to be called, if nothing happens before.

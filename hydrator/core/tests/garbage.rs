@@ -29,6 +29,7 @@ fn superblock() -> Superblock {
         bitmap_blocks: 9,
         started: true,
         complete: false,
+        zeroed: true,
         unreadable: Unreadable::default(),
     }
 }

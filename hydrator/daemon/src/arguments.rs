@@ -192,8 +192,9 @@ pub struct Settings {
     /// The move may be new: if the metadata device begins with zeros, format it
     #[arg(long)]
     pub new: bool,
-    /// The destination reads zeros where it was not written (a new thin
-    /// volume): zeros need not be copied. Heeded when formatting only
+    /// The destination is a thin volume of a pool that zeroes: it reads zeros
+    /// where it was never written, or was discarded. Heeded when formatting
+    /// only: the metadata remember it
     #[arg(long)]
     pub zeroed: bool,
     /// How to show the device

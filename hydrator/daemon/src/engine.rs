@@ -4,7 +4,9 @@
 use localstor_hydrator_core::{
     Action, Buffer, Config, Device, Failure, Io, Memory as CoreMemory, Notice, Tag, Time, Volume,
 };
-use localstor_hydrator_disks::{Cover, Disk, Event, Memory, MemoryError, Owner, Ring, Span, Token};
+use localstor_hydrator_disks::{
+    Cover, Discard, Disk, Event, Memory, MemoryError, Owner, Ring, Span, Token,
+};
 use localstor_hydrator_frontends::{Arrival, Outcome};
 use tracing::{info, warn};
 
@@ -138,6 +140,7 @@ enum Step {
     Write { fua: bool },
     Flush,
     // Zeros, by the best means that the disk has not refused.
+    Discard { how: Discard, fua: bool },
     Unmap { fua: bool },
     ZeroRange { fua: bool },
     WriteZeros { fua: bool },
@@ -167,6 +170,8 @@ pub(crate) struct Engine {
     flushes: Vec<(Io, Device)>,
     // Flushes of the metadata that end with one of the data, by its index.
     covered: Vec<(u32, Io)>,
+    // How data discard, in which units: where discarded space reads zeros.
+    discards: Option<(Discard, u64)>,
     // Data can't give space back and promise zeros; nor can it make zeros.
     unmaps: bool,
     makes_zeros: bool,
@@ -202,6 +207,7 @@ impl Engine {
         let extents = (0..config.copies)
             .map(|_| take(config.extent_size()))
             .collect::<Result<_, _>>()?;
+        let discards = disks.data.discard_unit();
         Ok(Engine {
             volume,
             buffers: Buffers {
@@ -217,6 +223,7 @@ impl Engine {
             actions: Vec::new(),
             flushes: Vec::new(),
             covered: Vec::new(),
+            discards: discards.map(|unit| (Discard::Command, unit)),
             unmaps: true,
             makes_zeros: true,
         })
@@ -301,7 +308,7 @@ impl Engine {
                     length,
                     fua,
                 } => {
-                    let step = self.zeroing(fua);
+                    let step = self.zeroing(device, offset, length, fua);
                     self.begin(ring, now, io, device, step, offset, length, None);
                 }
                 Action::Flush { io, device } => self.flushes.push((io, device)),
@@ -363,7 +370,21 @@ impl Engine {
         self.disks.cover.is_some()
     }
 
-    fn zeroing(&self, fua: bool) -> Step {
+    /// How data discard, if what is discarded reads zeros: a thin pool has no
+    /// other way to give space back.
+    fn discarding(&self, device: Device) -> Option<(Discard, u64)> {
+        let reads_zeros = device == Device::Data && self.volume.is_zeroed();
+        self.discards.filter(|_| reads_zeros)
+    }
+
+    /// How to begin to make zeros.
+    fn zeroing(&self, device: Device, offset: u64, length: u64, fua: bool) -> Step {
+        if let Some((how, unit)) = self.discarding(device) {
+            if offset % unit == 0 && length >= unit {
+                return Step::Discard { how, fua };
+            }
+            return Step::WriteZeros { fua };
+        }
         if self.unmaps {
             Step::Unmap { fua }
         } else if self.makes_zeros {
@@ -427,10 +448,13 @@ impl Engine {
                 // SAFETY: as above; nobody writes to it, at least.
                 unsafe { disk.write(ring, span, offset, fua, token) };
             }
+            (Step::Discard { how, .. }, _) => {
+                disk.discard(ring, how, offset, self.piece(&operation), token);
+            }
             (Step::Unmap { .. }, _) => disk.unmap(ring, offset, length, token),
             (Step::ZeroRange { .. }, _) => disk.zero(ring, offset, length, token),
             (Step::WriteZeros { fua }, _) => {
-                let count = length.min(ZEROS as u64) as usize;
+                let count = self.piece(&operation) as usize;
                 let span = self.zeros.part(0, count).unwrap_or(self.zeros);
                 // SAFETY: nobody ever writes to the zeros.
                 unsafe { disk.write(ring, span, offset, fua, token) };
@@ -479,6 +503,22 @@ impl Engine {
         }
     }
 
+    /// How much of what is left of an operation is zeroed at once, in bytes:
+    /// whole units are discarded, and what is before and behind them written.
+    fn piece(&self, operation: &Operation) -> u64 {
+        let Operation { offset, length, .. } = *operation;
+        let unit = self
+            .discarding(operation.device)
+            .map_or(1, |(_, unit)| unit);
+        let before = offset.next_multiple_of(unit) - offset;
+        let whole = length.saturating_sub(before) / unit * unit;
+        match operation.step {
+            Step::Discard { .. } => whole,
+            _ if before > 0 && whole > 0 => before.min(ZEROS as u64),
+            _ => length.min(ZEROS as u64),
+        }
+    }
+
     /// What remains to be done of an operation after the kernel's answer.
     fn follow_up(
         &mut self,
@@ -493,48 +533,65 @@ impl Engine {
         };
         let refused = matches!(-result, libc::EOPNOTSUPP | libc::EINVAL | libc::ENODEV);
         match operation.step {
+            Step::Discard { how, fua } if refused => {
+                // Others may have been refused before.
+                if let Some((known, unit)) = self.discards.filter(|(known, _)| *known == how) {
+                    let other = (known == Discard::Command).then_some(Discard::Fallocate);
+                    self.discards = other.map(|other| (other, unit));
+                }
+                return Ok(Some(self.zeroing_on(operation, fua)));
+            }
             Step::Unmap { fua } if refused => {
                 self.unmaps = false;
-                let step = self.zeroing(fua);
-                return Ok(Some(Operation { step, ..*operation }));
+                return Ok(Some(self.zeroing_on(operation, fua)));
             }
             Step::ZeroRange { fua } if refused => {
                 self.makes_zeros = false;
-                let step = self.zeroing(fua);
-                return Ok(Some(Operation { step, ..*operation }));
+                return Ok(Some(self.zeroing_on(operation, fua)));
             }
             _ => {}
         }
         if result < 0 {
             return Err(failure(operation.device, -result));
         }
-        match operation.step {
-            Step::Flush => Ok(None),
-            Step::Unmap { fua } | Step::ZeroRange { fua } => Ok(flush(fua)),
-            Step::Read | Step::Write { .. } | Step::WriteZeros { .. } => {
-                let done = u64::from(result as u32);
-                if done == operation.length {
-                    return Ok(None);
-                }
-                // Nothing at all: behind the end of the disk. The source was
-                // longer, and may be again.
-                if done == 0 && operation.device == Device::Source {
-                    return Err(Failure::Unreachable);
-                }
-                if done == 0 || done > operation.length {
-                    return Err(Failure::Io);
-                }
-                let left = operation.length - done;
-                Ok(Some(Operation {
-                    offset: operation.offset + done,
-                    length: left,
-                    span: operation
-                        .span
-                        .and_then(|span| span.part(done as usize, left as usize)),
-                    ..*operation
-                }))
-            }
+        let done = match operation.step {
+            Step::Flush => return Ok(None),
+            Step::Discard { .. } => self.piece(operation),
+            Step::Unmap { .. } | Step::ZeroRange { .. } => operation.length,
+            Step::Read | Step::Write { .. } | Step::WriteZeros { .. } => u64::from(result as u32),
+        };
+        // Nothing at all: behind the end of the disk. The source was longer, and
+        // may be again.
+        if done == 0 && operation.device == Device::Source {
+            return Err(Failure::Unreachable);
         }
+        if done == 0 || done > operation.length {
+            return Err(Failure::Io);
+        }
+        let left = operation.length - done;
+        let rest = Operation {
+            offset: operation.offset + done,
+            length: left,
+            span: operation
+                .span
+                .and_then(|span| span.part(done as usize, left as usize)),
+            ..*operation
+        };
+        Ok(match operation.step {
+            Step::Discard { fua, .. } | Step::WriteZeros { fua } if left > 0 => {
+                Some(self.zeroing_on(&rest, fua))
+            }
+            Step::Discard { fua, .. } | Step::Unmap { fua } | Step::ZeroRange { fua } => flush(fua),
+            // Some of it may have been discarded.
+            Step::WriteZeros { fua } if self.discarding(operation.device).is_some() => flush(fua),
+            _ => (left > 0).then_some(rest),
+        })
+    }
+
+    /// Goes on to make zeros of what is left of an operation.
+    fn zeroing_on(&self, left: &Operation, fua: bool) -> Operation {
+        let step = self.zeroing(left.device, left.offset, left.length, fua);
+        Operation { step, ..*left }
     }
 }
 
@@ -601,24 +658,33 @@ mod tests {
         fn new(shared: bool) -> Bench {
             let folder = tempfile::tempdir().unwrap();
             sysfs(folder.path());
+            let mut bench = Bench::over(folder, Path::new("data"), false);
+            if shared {
+                bench.engine.disks.cover = Cover::find(bench.folder.path(), MAPPED, DISK);
+                assert!(bench.engine.disks.cover.is_some());
+            }
+            bench
+        }
+
+        /// An open volume in a folder, with its data in a file there or on a
+        /// device.
+        fn over(folder: tempfile::TempDir, data: &Path, zeroed: bool) -> Bench {
             let mut ring = Ring::new(64, false).unwrap();
-            let mut open = |name: &str, size: u64, access: Access| {
+            let mut open = |name: &Path, size: u64, access: Access| {
                 let path = folder.path().join(name);
-                fs::write(&path, vec![0; size as usize]).unwrap();
+                fs::write(&path, vec![0xaa; size as usize]).unwrap();
                 Disk::open(&path, access, &mut ring).unwrap()
             };
-            let exclusive = Access::Exclusive(std::time::Duration::ZERO);
-            let mut disks = Disks::new(
-                open("data", SIZE, exclusive),
-                open("metadata", metadata_size(SIZE), exclusive),
-                open("source", SIZE, Access::ReadOnly),
+            // The ring of the one before lets go of a device a moment later.
+            let exclusive = Access::Exclusive(std::time::Duration::from_secs(10));
+            let disks = Disks::new(
+                open(data, SIZE, exclusive),
+                open(Path::new("metadata"), metadata_size(SIZE), exclusive),
+                open(Path::new("source"), SIZE, Access::ReadOnly),
             );
             assert!(disks.cover.is_none(), "files are not disks");
-            if shared {
-                disks.cover = Cover::find(folder.path(), MAPPED, DISK);
-                assert!(disks.cover.is_some());
-            }
-            let config = Config::new([3; 16], SIZE, metadata_size(SIZE));
+            let mut config = Config::new([3; 16], SIZE, metadata_size(SIZE));
+            config.destination_zeroed = zeroed;
             let mut memory = Memory::new(memory_needed(&config) + BLOCK).unwrap();
             let volume = Volume::format(config.clone()).unwrap();
             let buffer = memory.take(BLOCK).unwrap();
@@ -657,13 +723,23 @@ mod tests {
         }
 
         fn submit(&mut self, operation: Operation, length: u64) {
+            let span = (length > 0).then_some(self.buffer);
+            self.submit_at(0, operation, length, span);
+        }
+
+        fn submit_at(
+            &mut self,
+            offset: u64,
+            operation: Operation,
+            length: u64,
+            span: Option<Span>,
+        ) {
             let request = Request {
                 tag: Tag(0),
                 operation,
-                offset: 0,
+                offset,
                 length,
             };
-            let span = (length > 0).then_some(self.buffer);
             self.engine.submit(Time(1), Arrival { request, span });
             self.turn();
         }
@@ -732,6 +808,76 @@ mod tests {
         bench.turn();
         assert_eq!(bench.answers.pop(), Some((Tag(0), Err(Failure::Io))));
         assert!(bench.engine.volume().progress().broken);
+    }
+
+    #[test]
+    fn a_discard_gives_whole_units_back_and_zeroes_the_rest() {
+        const UNIT: u64 = 64 << 10;
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("disk");
+        fs::write(&file, vec![0xaa; SIZE as usize]).unwrap();
+        let losetup = std::process::Command::new("losetup")
+            .args(["--find", "--show", "--direct-io=on"])
+            .arg(&file)
+            .output();
+        let Some(output) = losetup.ok().filter(|output| output.status.success()) else {
+            eprintln!("not tried: it takes a loop device, and root");
+            return;
+        };
+        let device = String::from_utf8(output.stdout).unwrap();
+        let device = Path::new(device.trim_end());
+        for (zeroed, offset, length) in [
+            (true, UNIT, 3 * UNIT),
+            (true, UNIT - 8192, 4 * UNIT),
+            (true, 2 * UNIT + 4096, UNIT),
+            (true, 4096, 8192),
+            (false, 0, 2 * UNIT),
+        ] {
+            let mut bench = Bench::over(tempfile::tempdir().unwrap(), device, zeroed);
+            let (how, least) = bench.engine.discards.unwrap();
+            assert!(least <= UNIT);
+            bench.engine.discards = Some((how, UNIT));
+            bench.submit_at(offset, Operation::Discard, length, None);
+            let mut discarded = 0;
+            let answer = loop {
+                if let Some((_, answer)) = bench.answers.pop() {
+                    break answer;
+                }
+                let pieces = bench.engine.operations.iter().flatten();
+                let discards =
+                    pieces.filter(|operation| matches!(operation.step, Step::Discard { .. }));
+                discarded = discards
+                    .map(|found| bench.engine.piece(found))
+                    .sum::<u64>()
+                    .max(discarded);
+                bench.wait();
+            };
+            assert_eq!(answer, Ok(()));
+            assert!(
+                bench.engine.discards.is_some(),
+                "Linux discards in one of two ways"
+            );
+            let whole = (offset + length) / UNIT * UNIT;
+            let whole = whole.saturating_sub(offset.next_multiple_of(UNIT));
+            assert_eq!(
+                discarded,
+                if zeroed { whole } else { 0 },
+                "{offset} {length}"
+            );
+            let mut expected = vec![0xaa; SIZE as usize];
+            expected[offset as usize..(offset + length) as usize].fill(0);
+            drop(bench);
+            assert!(fs::read(device).unwrap() == expected, "{offset} {length}");
+        }
+        let mut detach = std::process::Command::new("losetup");
+        assert!(
+            detach
+                .arg("--detach")
+                .arg(device)
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 
     #[test]

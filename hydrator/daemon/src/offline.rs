@@ -290,6 +290,7 @@ fn superblock_json(found: &Result<Superblock, Damage>) -> Value {
             "bitmap_blocks": found.bitmap_blocks,
             "started": found.started,
             "complete": found.complete,
+            "zeroed": found.zeroed,
             "unreadable": found
                 .unreadable
                 .intents()
@@ -372,6 +373,12 @@ pub fn check(path: &Path, output: &mut impl Write) -> anyhow::Result<bool> {
             (false, false) => "not begun to copy",
         }
     )?;
+    if current.zeroed {
+        writeln!(
+            output,
+            "The destination reads zeros where it was never written, or was discarded."
+        )?;
+    }
     let owed: usize = found.journal.iter().map(|(_, entries)| entries.len()).sum();
     writeln!(
         output,

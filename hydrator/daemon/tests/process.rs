@@ -27,6 +27,7 @@ struct Move {
     folder: PathBuf,
     frontend: &'static str,
     verify: &'static str,
+    zeroed: bool,
     process: Option<Child>,
     detached: bool,
 }
@@ -50,6 +51,7 @@ impl Move {
             folder,
             frontend: "socket",
             verify: "off",
+            zeroed: false,
             process: None,
             detached: false,
         }
@@ -71,6 +73,7 @@ impl Move {
         let mut command = Command::new(program);
         command.args(["run", "--move", MOVE, "--new", "--frontend", self.frontend]);
         command.args(["--verify", self.verify]);
+        command.args(self.zeroed.then_some("--zeroed"));
         for name in ["data", "metadata", "source", "runtime"] {
             command.arg(format!("--{name}")).arg(self.path(name));
         }
@@ -668,6 +671,28 @@ fn damaged_metadata_are_refused_until_exactly_what_is_lost_is_accepted() {
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn what_a_destination_reads_where_nothing_was_written_is_recorded_once() {
+    for zeroed in [true, false] {
+        let mut volume = Move::new(&format!("zeroed-{zeroed}"));
+        for told in [zeroed, !zeroed] {
+            volume.zeroed = told;
+            volume.start();
+            volume.kill();
+        }
+        let metadata = volume.path("metadata");
+        let said = |command: &str| {
+            let output = Command::new(PROGRAM).arg(command).arg(&metadata).output();
+            String::from_utf8(output.unwrap().stdout).unwrap()
+        };
+        let dump: Value = serde_json::from_str(&said("dump")).unwrap();
+        for copy in dump["superblocks"].as_array().unwrap() {
+            assert_eq!(copy["zeroed"], zeroed, "{dump}");
+        }
+        assert_eq!(said("check").contains("reads zeros"), zeroed);
+    }
 }
 
 #[test]

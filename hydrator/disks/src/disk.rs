@@ -20,6 +20,11 @@ const LOGICAL_BLOCK: libc::c_ulong = 0x1268;
 /// `BLKGETSIZE64` of linux/fs.h: the size of the device, in bytes.
 const SIZE: libc::c_ulong = 0x8008_1272;
 
+/// `FALLOC_FL_NO_HIDE_STALE` of linux/falloc.h until Linux 6.12.
+const NO_HIDE_STALE: i32 = 4;
+/// `BLOCK_URING_CMD_DISCARD` of linux/blkdev.h since Linux 6.12.
+const COMMAND_DISCARD: u32 = 0x1200;
+
 /// How long the lock of a process that has just ended may be kept by its ring.
 const RECENT: Duration = Duration::from_secs(1);
 
@@ -67,6 +72,15 @@ pub enum Access {
     /// go of the file when its last request is done: whoever gets the lock
     /// knows that no write of a predecessor is still on its way.
     Exclusive(Duration),
+}
+
+/// How Linux is asked to discard, without a thread that waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Discard {
+    /// Since 6.12.
+    Command,
+    /// Before that.
+    Fallocate,
 }
 
 enum Handle {
@@ -157,6 +171,19 @@ impl Disk {
     /// The smallest unit that can be read or written, in bytes.
     pub fn logical_block(&self) -> u32 {
         self.logical_block
+    }
+
+    /// What a discard must consist of whole units of to have an effect, in
+    /// bytes; None if the disk takes none.
+    pub fn discard_unit(&self) -> Option<u64> {
+        let (major, minor) = self.number?;
+        let figure = |name: &str| {
+            let path = format!("/sys/dev/block/{major}:{minor}/queue/{name}");
+            std::fs::read_to_string(path).ok()?.trim().parse().ok()
+        };
+        let unit: u64 = figure("discard_granularity")?;
+        let most: u64 = figure("discard_max_bytes")?;
+        (most > 0 && unit >= u64::from(self.logical_block)).then_some(unit)
     }
 
     /// A flush of this disk makes durable what has completed on `other`; None
@@ -255,6 +282,25 @@ impl Disk {
             length,
             token,
         );
+    }
+
+    /// Gives the space of whole units back; what is read there then is the
+    /// disk's affair. Completes with 0, or EOPNOTSUPP if it can't be done so.
+    pub fn discard(&self, ring: &mut Ring, how: Discard, offset: u64, length: u64, token: Token) {
+        if how == Discard::Fallocate {
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE | NO_HIDE_STALE;
+            return self.allocate(ring, mode, offset, length, token);
+        }
+        let mut command = [0; 16];
+        command[..8].copy_from_slice(&length.to_ne_bytes());
+        let entry = on!(self, |target| opcode::UringCmd16::new(
+            target,
+            COMMAND_DISCARD
+        )
+        .cmd(command)
+        .addr(Some(offset))
+        .build());
+        push_plain(ring, entry, token);
     }
 
     fn allocate(&self, ring: &mut Ring, mode: i32, offset: u64, length: u64, token: Token) {

@@ -11,6 +11,6 @@ mod memory;
 mod ring;
 
 pub use cover::Cover;
-pub use disk::{Access, Disk, OpenError};
+pub use disk::{Access, Discard, Disk, OpenError};
 pub use memory::{Memory, MemoryError, Span};
 pub use ring::{Event, Owner, PAUSED, Ring, Token, enable};

@@ -10,7 +10,7 @@ use localstor_hydrator_core::format::journal::{
 use localstor_hydrator_core::format::superblock::{Superblock, Unreadable, VERSION, VERSION_1};
 use localstor_hydrator_core::{Config, Device, Failure, Notice, Operation, Request, Rule, Tag};
 use localstor_hydrator_simulation::disk::{Disk, Rot, SECTOR};
-use localstor_hydrator_simulation::machine::{Faults, Machine};
+use localstor_hydrator_simulation::machine::{Faults, Machine, Sent};
 
 const BLOCK: usize = 4096;
 const MOVE: [u8; 16] = [9; 16];
@@ -628,6 +628,7 @@ fn left_by_version_1(config: &Config) -> (Disk, Disk, Vec<u8>) {
         bitmap_blocks: 1,
         started: true,
         complete: false,
+        zeroed: false,
         unreadable: Unreadable::default(),
     };
     let mut block = vec![0; BLOCK];
@@ -1028,4 +1029,42 @@ fn a_closed_volume_has_nothing_left_to_recover() {
     let mut after = Machine::new(&config, None, None, data, metadata, source);
     after.open(&mut random).expect("the volume opens");
     assert!(after.volume.passes_through(0, BLOCK as u64));
+}
+
+#[test]
+fn zeros_are_written_only_where_a_destination_lacks_them_whatever_a_restart_is_told() {
+    const SIZE: usize = 64 * BLOCK;
+    // Of a thin destination, and of another: what is to be written in the end.
+    for (zeroed, expected) in [(true, vec![9, 10, 63]), (false, (0..64).collect())] {
+        let mut random = Rng::with_seed(41);
+        let mut config = config(64);
+        config.source_size = 40 * BLOCK as u64;
+        config.destination_zeroed = zeroed;
+        let source = vec![0; 40 * BLOCK];
+        let metadata = Disk::new(vec![0xaa; config.metadata_size as usize]);
+        let data = Disk::new(vec![0; SIZE]);
+        let mut before = Machine::new(&config, None, Some(8), data, metadata, source.clone());
+        before.open(&mut random).expect("a new volume opens");
+        let (mut data, metadata) = before.kill(&mut random);
+        // What a predecessor has left there.
+        for block in [9, 10, 63] {
+            data.set(block * BLOCK, &[0xdd; BLOCK]);
+        }
+        config.destination_zeroed = !zeroed;
+        let mut machine = Machine::new(&config, None, None, data, metadata, source);
+        machine.open(&mut random).expect("it opens again");
+        machine.volume.start();
+        while !machine.volume.progress().done {
+            machine.pump(&mut random);
+            machine.step(&mut random);
+        }
+        let blocks = |sent: &Sent| {
+            let end = sent.offset + sent.content.len();
+            sent.offset / BLOCK..end / BLOCK
+        };
+        let mut written: Vec<_> = machine.sent.iter().flat_map(blocks).collect();
+        written.sort_unstable();
+        assert_eq!(written, expected, "{zeroed}");
+        assert!(machine.data.read(0, SIZE) == vec![0; SIZE]);
+    }
 }

@@ -14,6 +14,9 @@ pub(super) enum Stage {
     /// It is written to the destination: so many writes are in flight, and
     /// whether one has failed.
     Writing(u32, bool),
+    /// It is written, and the destination is looked at where the source has
+    /// zeros.
+    Looking,
     /// It is read from the source again; whether that has not answered it when
     /// it was to be compared before.
     ComparingSource(bool),
@@ -27,6 +30,8 @@ pub(super) struct Copy {
     pub(super) blocks: Blocks,
     /// Blocks that the guest has written to meanwhile are not in it.
     pub(super) wanted: Mask,
+    /// Zeros of the source that the destination may have as well.
+    pub(super) zeros: Mask,
     pub(super) stage: Stage,
 }
 
@@ -37,7 +42,7 @@ impl Copy {
     }
 
     pub(super) const fn is_being_written(&self) -> bool {
-        matches!(self.stage, Stage::Writing(..))
+        matches!(self.stage, Stage::Writing(..) | Stage::Looking)
     }
 
     pub(super) const fn is_being_compared(&self) -> bool {

@@ -264,6 +264,7 @@ impl Copier {
         self.copies[usize::from(slot)] = Some(Copy {
             blocks,
             wanted,
+            zeros: Mask::default(),
             stage,
         });
     }
@@ -419,11 +420,68 @@ impl Copier {
     /// Blocks are zeros on the source.
     fn copy_zeros(&mut self, slot: u16, blocks: Blocks, cx: &mut Context) {
         self.zeros += blocks.bytes();
-        if !self.holes {
-            self.count_write(slot);
-            let bytes = Bytes::new(blocks.first.start(), blocks.end.start());
-            cx.zero(Job::CopyWrite(slot), bytes, false);
+        if self.holes {
+            return;
         }
+        if !cx.superblock.zeroed {
+            return self.write_zeros(slot, blocks, cx);
+        }
+        if let Some(copy) = self.copy_in(slot) {
+            let first = copy.blocks.first;
+            blocks
+                .iter()
+                .for_each(|block| copy.zeros.set(block - first));
+        }
+    }
+
+    fn write_zeros(&mut self, slot: u16, blocks: Blocks, cx: &mut Context) {
+        self.count_write(slot);
+        let bytes = Bytes::new(blocks.first.start(), blocks.end.start());
+        cx.zero(Job::CopyWrite(slot), bytes, false);
+    }
+
+    /// Zeros that are there already would only take up space: read what the
+    /// destination has where the source has zeros.
+    fn look(&mut self, slot: u16, cx: &mut Context) {
+        if let Some(copy) = self.copy_in(slot) {
+            copy.stage = Stage::Looking;
+            let blocks = copy.blocks;
+            read(Job::CopyLook(slot), Device::Data, blocks, slot, cx);
+        }
+    }
+
+    /// The destination was looked at, or cannot be read: zeros are written where
+    /// it is not known to have them.
+    pub(crate) fn looked<M: Memory>(
+        &mut self,
+        slot: u16,
+        result: Result<(), Failure>,
+        parts: &mut Parts,
+        memory: &M,
+    ) {
+        let Some(copy) = self.copy_in(slot) else {
+            return;
+        };
+        let blocks = copy.blocks;
+        let mut missing = core::mem::take(&mut copy.zeros);
+        copy.stage = Stage::Writing(0, false);
+        let content = memory.extent(slot).chunks_exact(BLOCK_SIZE as usize);
+        for (at, block) in (0..blocks.count()).zip(content) {
+            if result.is_ok() && block.iter().all(|byte| *byte == 0) {
+                missing.clear(at);
+            }
+        }
+        let mut at = 0;
+        while at < blocks.count() {
+            let end = (at..blocks.count()).find(|at| !missing.has(*at));
+            let end = end.unwrap_or(blocks.count());
+            if end > at {
+                let run = Blocks::run(blocks.first + at, end - at);
+                self.write_zeros(slot, run, &mut parts.cx);
+            }
+            at = end + 1;
+        }
+        self.end_if_written(slot, parts);
     }
 
     /// A piece of a copy was written to the destination, or not.
@@ -448,6 +506,9 @@ impl Copier {
         let Stage::Writing(0, failed) = copy.stage else {
             return;
         };
+        if !failed && !copy.zeros.is_empty() {
+            return self.look(slot, &mut parts.cx);
+        }
         let region = parts.regions.map().region_of(copy.blocks.first);
         if failed {
             self.drop_copy(slot, parts);

@@ -34,6 +34,7 @@ pub const MAX_UNREADABLE: usize = 21;
 
 const STARTED: u32 = 1;
 const COMPLETE: u32 = 2;
+const ZEROED: u32 = 4;
 const CHECKED: usize = 508;
 const UNREADABLE: usize = 88;
 const UNREADABLE_LENGTH: usize = 20;
@@ -108,6 +109,9 @@ pub struct Superblock {
     pub started: bool,
     /// Everything is local and in the bitmap.
     pub complete: bool,
+    /// The destination reads as zeros where it was never written, or was
+    /// discarded.
+    pub zeroed: bool,
     /// Blocks that could not be read. Those that have become local since count
     /// no more.
     pub unreadable: Unreadable,
@@ -172,8 +176,13 @@ impl Superblock {
         block.fill(0);
         block[0..8].copy_from_slice(&MAGIC);
         block[8..12].copy_from_slice(&self.version.to_le_bytes());
-        let flags =
-            if self.started { STARTED } else { 0 } | if self.complete { COMPLETE } else { 0 };
+        let flags = [
+            (self.started, STARTED),
+            (self.complete, COMPLETE),
+            (self.zeroed, ZEROED),
+        ];
+        let flags = flags.iter().filter(|(holds, _)| *holds);
+        let flags = flags.fold(0, |sum, (_, flag)| sum | flag);
         block[12..16].copy_from_slice(&flags.to_le_bytes());
         block[16..32].copy_from_slice(&self.move_id);
         block[32..40].copy_from_slice(&self.generation.to_le_bytes());
@@ -245,6 +254,7 @@ impl Superblock {
             bitmap_blocks: u64_at(sector, 80),
             started: flags & STARTED != 0,
             complete: flags & COMPLETE != 0,
+            zeroed: flags & ZEROED != 0,
             unreadable,
         };
         found.check()?;
