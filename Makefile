@@ -58,6 +58,9 @@ demo: setup helper
 test: unit-test rust-test lab-test
 
 unit-test: setup
+	@test -n "$$LOCALSTOR_DEVSTACK" || echo "SKIPPED: the tests of the" \
+	    "DevStack plugin. LOCALSTOR_DEVSTACK does not say where DevStack" \
+	    "is." >&2
 	$(VENV)/bin/tox run
 
 # New walks and pairs each time; what fails says how to repeat it.  Then the

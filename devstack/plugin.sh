@@ -1,0 +1,28 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# What DevStack calls in each of its phases. lib/cinder does most: it calls
+# the functions *_cinder_backend_localstor, makes a volume type for each
+# backend, and runs cinder-volume. So nothing is left for the phase "extra"; in
+# "unstack" it is enough that the functions are there.
+
+# shellcheck source=devstack/lib/localstor
+source "$LOCALSTOR_DIR/devstack/lib/localstor"
+
+case "$1 ${2:-}" in
+    'stack pre-install')
+        install_localstor_packages
+        ;;
+    'stack install')
+        install_localstor
+        ;;
+    'stack post-config')
+        configure_localstor
+        ;;
+    'stack test-config')
+        configure_localstor_tempest
+        ;;
+    'clean ')
+        cleanup_localstor
+        ;;
+esac

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The DevStack plugin, called by DevStack's own functions.
+
+What changes a machine is replaced (``machine.sh``), so these tests show what
+is written and called, not that it works.
+"""
+
+import configparser
+import pathlib
+import re
+import shlex
+
+import fixtures
+from oslo_rootwrap import filters
+from oslo_rootwrap import wrapper
+from oslotest import base
+
+from cinder_localstor.node import lio
+from cinder_localstor.node import lvm
+from cinder_localstor.node import privileged
+from cinder_localstor import opts
+from tests.unit.devstack import machine
+
+GROUP = 'stack-volumes-local'
+CONTROLLER = 'ENABLED_SERVICES=key,n-cpu,c-api,c-sch,tempest\n'
+COMPUTE = 'ENABLED_SERVICES=n-cpu\n'
+FILTERS = machine.REPOSITORY / 'devstack' / 'files' / 'localstor.filters'
+
+
+class PluginTestCase(base.BaseTestCase):
+    """A machine with what local.conf says."""
+
+    localrc = CONTROLLER
+
+    def setUp(self):
+        super().setUp()
+        if not machine.DEVSTACK:
+            self.skipTest('LOCALSTOR_DEVSTACK does not say where DevStack is')
+        self.machine = machine.Machine(
+            pathlib.Path(self.useFixture(fixtures.TempDir()).path),
+            self.localrc)
+
+    def run_script(self, name):
+        """Run the phases of a script; what was called is answered."""
+        done = self.machine.call(name)
+        self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+        return self.machine.calls()
+
+    def read(self, name):
+        parser = configparser.ConfigParser(interpolation=None,
+                                           default_section='')
+        parser.read(self.machine.path(name))
+        return parser
+
+    def cinder_conf(self):
+        return self.read('etc/cinder/cinder.conf')
+
+    def files(self):
+        """What is in each file, but for DevStack's and the test's own."""
+        ours = [path for top in ('etc', 'run', 'opt/data', 'groups')
+                for path in self.machine.path(top).rglob('*')
+                if path.is_file() and not path.is_symlink()
+                # lib/lvm looks into the machine's own for its unit.
+                and 'systemd' not in path.parts]
+        # clean_lvm_filter leaves an empty line for each that it removes.
+        return {str(path.relative_to(self.machine.directory)):
+                re.sub(r'\n\s*\n', '\n', path.read_text()) for path in ours}
+
+    def admitted(self, path, when='etc/lvm/lvm.conf'):
+        """Whether LVM looks at a device."""
+        text = self.machine.path(when).read_text()
+        found = re.search(r'^ *global_filter = \[(.*)\]', text, re.MULTILINE)
+        return lvm.is_admitted(path, re.findall('"(.*?)"', found[1]))
+
+
+class StackTest(PluginTestCase):
+    """An all-in-one host. A run takes seconds, so the tests share two."""
+
+    def test_stack(self):
+        calls = self.run_script('stack')
+        self.assert_configured()
+        self.assert_kept_from_lvm()
+        self.assert_installed(calls)
+        self.assert_tempest_knows()
+        before = self.files()
+
+        again = self.run_script('stack')
+
+        self.assertEqual(before, self.files())
+        self.assertEqual(set(), {call.split()[0] for call in again} & {
+            'vgcreate', 'vgremove', 'lvremove', 'dmsetup', 'iscsiadm',
+            'systemctl'})
+
+    def assert_configured(self):
+        conf = self.cinder_conf()
+        self.assertEqual('local', conf['DEFAULT']['enabled_backends'])
+        self.assertEqual('local', conf['DEFAULT']['default_volume_type'])
+        section = conf['local']
+        known = {opt.name for opt in opts.driver_options()}
+        self.assertEqual(
+            {'volume_driver', 'volume_backend_name',
+             'image_volume_cache_enabled'}, set(section) - known)
+        self.assertEqual('cinder_localstor.driver.LocalStorDriver',
+                         section['volume_driver'])
+        self.assertEqual('local', section['volume_backend_name'])
+        self.assertEqual(GROUP, section['volume_group'])
+        self.assertEqual('192.0.2.11', section['target_ip_address'])
+        # It would clone volumes.
+        self.assertEqual('False', section['image_volume_cache_enabled'])
+        # A peer that is away is missed within a minute.
+        self.assertEqual('60', conf['DEFAULT']['service_down_time'])
+        section = conf['keystone_authtoken']
+        self.assertEqual('service', section['service_token_roles'])
+        self.assertEqual('True', section['service_token_roles_required'])
+
+    def assert_kept_from_lvm(self):
+        """LVM looks into no volume when cinder-volume starts, and later."""
+        for when in ('opt/lvm.conf.at-start', 'etc/lvm/lvm.conf'):
+            self.assertTrue(self.admitted('/dev/loop9', when))
+            for path in lvm.GUESTS_PATHS:
+                self.assertFalse(self.admitted(path, when), path)
+
+    def assert_installed(self, calls):
+        tree = self.machine.path('opt/cinder-localstor')
+        constraints = self.machine.path('opt/requirements'
+                                        '/upper-constraints.txt')
+        for call in (
+                # No second target
+                f'bindep -b --file {tree}/bindep.txt devstack',
+                f'pip install -c {constraints} -e {tree}',
+                f'pip install -c {constraints} {tree}/hydrator/daemon',
+                'openstack --os-region-name=RegionOne volume type create'
+                ' --property volume_backend_name=local local'):
+            self.assertIn(call, calls)
+        self.assertEqual(FILTERS.read_text(), self.machine.path(
+            'etc/cinder/rootwrap.d/localstor.filters').read_text())
+
+    def assert_tempest_knows(self):
+        conf = self.read('opt/tempest.conf')
+        for section, feature in (
+                ('volume-feature-enabled', 'snapshot'),
+                ('volume-feature-enabled', 'clone'),
+                ('volume-feature-enabled', 'extend_attached_volume'),
+                ('compute-feature-enabled', 'attach_encrypted_volume')):
+            self.assertEqual('False', conf[section][feature], feature)
+
+    def test_a_rust_that_is_too_old(self):
+        done = self.machine.call('stack', CARGO_VERSION='1.63.0')
+
+        self.assertNotEqual(0, done.returncode)
+        self.assertIn('The native helper needs Rust 1.85 or later',
+                      done.stderr)
+        self.assertIn('bindep -b --file %s devstack rust'
+                      % self.machine.path('opt/cinder-localstor/bindep.txt'),
+                      self.machine.calls())
+
+
+class ComputeTest(PluginTestCase):
+    """A second compute node, whose services are the controller's."""
+
+    localrc = COMPUTE
+
+    def test_it_has_a_volume_service_of_its_own_and_no_more(self):
+        calls = self.run_script('stack')
+
+        conf = self.cinder_conf()
+        self.assertEqual('local', conf['DEFAULT']['enabled_backends'])
+        self.assertEqual(GROUP, conf['local']['volume_group'])
+        self.assertIn('@192.0.2.10/cinder', conf['database']['connection'])
+        self.assertEqual([], [call for call in calls
+                              if call.startswith(('openstack', 'mysql'))])
+        self.assertFalse(self.machine.path('opt/tempest.conf').exists())
+
+
+class ChoicesTest(PluginTestCase):
+
+    localrc = CONTROLLER + '''\
+CINDER_ENABLED_BACKENDS=localstor:fast,localstor:large
+CINDER_TARGET_HELPER=tgtadm
+CINDER_SERVICE_REPORT_INTERVAL=30
+LOCALSTOR_HYDRATOR=False
+LOCALSTOR_TARGET_IP=198.51.100.11
+'''
+
+    def test_what_local_conf_says_goes_first(self):
+        calls = self.run_script('stack')
+
+        conf = self.cinder_conf()
+        self.assertEqual('30', conf['DEFAULT']['report_interval'])
+        for name in ('fast', 'large'):
+            self.assertEqual('stack-volumes-' + name,
+                             conf[name]['volume_group'])
+            self.assertEqual('198.51.100.11', conf[name]['target_ip_address'])
+            # With tgt, required
+            self.assertEqual('tgtadm', conf[name]['target_helper'])
+            self.assertEqual('direct', conf[name]['iscsi_target_flags'])
+        self.assertEqual([], [call for call in calls
+                              if 'hydrator' in call or ' rust' in call])
+
+
+class CleanTestCase(PluginTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.before = self.files()
+
+    def use(self, group):
+        """Leave what a node has in the middle of a move."""
+        self.machine.path('nodes').write_text(
+            'volume-1-handle LOCALSTOR-volume-1-handle\n'
+            'volume-1-clone LOCALSTOR-volume-1-clone\n'
+            f'{group}-volume--1 LVM-abc\n')
+        self.machine.path('groups/' + group).write_text(
+            '  volume-1 localstor.volume=1,other\n  mail theirs\n')
+        self.machine.path('sessions').write_text(
+            '192.0.2.12:3260,1 iqn.2010-10.org.openstack:localstor-7\n'
+            '192.0.2.99:3260,1 iqn.1999-01.org.example:other\n')
+        devices = self.machine.path('run/localstor/devices')
+        devices.mkdir(parents=True)
+        (devices / 'nbd0').touch()
+        self.machine.path('run/localstor/volume-1').mkdir()
+        for name in ('', '-' + group):
+            self.machine.path('run/udev/rules.d/12-localstor%s.rules'
+                              % name).touch()
+
+    def assert_released(self, calls):
+        """Nothing of the driver's is there, and all that is not is."""
+        self.assertEqual(['LVM-abc'], [
+            line.split()[1] for line in
+            self.machine.path('nodes').read_text().splitlines()])
+        sessions = self.machine.path('sessions').read_text()
+        self.assertNotIn('localstor', sessions)
+        self.assertIn('example', sessions)
+        self.assertEqual(
+            [], list(self.machine.path('run').rglob('*localstor*')))
+        self.assertTrue(any(
+            re.fullmatch('localstor-hydrator abort .*/localstor/volume-1',
+                         call) for call in calls), calls)
+
+    def assert_clean(self):
+        """Only what DevStack's own functions leave is left."""
+        self.assertEqual(self.before, {
+            name: text for name, text in self.files().items()
+            if not name.startswith('etc/sudoers.d/')})
+
+
+class OwnGroupTest(CleanTestCase):
+
+    def test_unstack_and_clean_leave_nothing(self):
+        self.run_script('stack')
+        self.use(GROUP)
+
+        self.assert_released(self.run_script('unstack'))
+        self.assertFalse(self.machine.path('groups/' + GROUP).exists())
+
+        # Also when they are repeated
+        for name in ('unstack', 'clean', 'clean'):
+            self.run_script(name)
+        self.assert_clean()
+
+    def test_clean_does_what_unstack_has_not_done(self):
+        self.run_script('stack')
+        self.use(GROUP)
+
+        self.assert_released(self.run_script('clean'))
+        self.assert_clean()
+
+
+class GivenGroupTest(CleanTestCase):
+
+    localrc = CONTROLLER + 'LOCALSTOR_VOLUME_GROUP=theirs\n'
+
+    def test_of_a_group_that_was_there_only_the_drivers_volumes_go(self):
+        group = self.machine.path('groups/theirs')
+        group.parent.mkdir()
+        group.write_text('  mail theirs\n')
+        self.before = self.files()
+        calls = self.run_script('stack')
+        self.assertEqual('theirs', self.cinder_conf()['local']['volume_group'])
+        self.use('theirs')
+
+        calls += self.run_script('unstack')
+        self.assert_released(calls)
+        self.run_script('clean')
+
+        self.assertEqual([], [call for call in calls
+                              if call.startswith('vg')])
+        self.assert_clean()
+
+
+class FilesTest(base.BaseTestCase):
+    """The plugin's files agree with the rest of the repository."""
+
+    def command(self, context):
+        return ['privsep-helper', '--config-file', '/etc/cinder/cinder.conf',
+                '--privsep_context', context, '--privsep_sock_path',
+                '/tmp/tmpabc/privsep.sock']
+
+    def admits(self, context):
+        """Whether cinder-rootwrap starts a privileged helper."""
+        loaded = wrapper.load_filters([str(FILTERS.parent)])
+        return any(
+            isinstance(found, filters.RegExpFilter)
+            and found.match(self.command(context)) for found in loaded)
+
+    def test_rootwrap_admits_the_drivers_helpers_and_no_others(self):
+        for module in (privileged, lio):
+            self.assertTrue(self.admits(module.__name__ + '.CONTEXT'))
+        self.assertFalse(self.admits('os.system'))
+
+    def test_the_filter_is_the_documented_one(self):
+        line = FILTERS.read_text().splitlines()[-1]
+        self.assertIn(line, (machine.REPOSITORY / 'README.rst').read_text())
+
+    def test_the_same_rust_is_needed_as_by_make(self):
+        version = re.search(r'^RUST_VERSION := (\S+)$', (
+            machine.REPOSITORY / 'Makefile').read_text(), re.MULTILINE)[1]
+        library = machine.REPOSITORY / 'devstack' / 'lib' / 'localstor'
+        self.assertIn('LOCALSTOR_RUST_VERSION=%s' % shlex.quote(version),
+                      library.read_text().splitlines())
