@@ -95,6 +95,11 @@ const NETLINK_CALLS: &[c_long] = &[
     libc::SYS_bind,
     libc::SYS_clone,
     libc::SYS_clone3,
+    libc::SYS_dup,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_eventfd2,
     libc::SYS_getsockname,
     libc::SYS_prctl,
     libc::SYS_rseq,
@@ -103,6 +108,10 @@ const NETLINK_CALLS: &[c_long] = &[
     libc::SYS_socket,
     libc::SYS_socketpair,
 ];
+#[cfg(target_arch = "x86_64")]
+const OLDER_NETLINK_CALLS: &[c_long] = &[libc::SYS_epoll_create, libc::SYS_epoll_wait];
+#[cfg(not(target_arch = "x86_64"))]
+const OLDER_NETLINK_CALLS: &[c_long] = &[];
 
 /// Gives up what serving a frontend of this kind does not take. A kernel that
 /// does not go along is no reason not to serve.
@@ -160,7 +169,9 @@ fn filter(kind: FrontendKind) -> seccompiler::Result<BpfProgram> {
         rules.extend(calls.iter().map(|call| (*call, vec![])));
     }
     if kind == FrontendKind::Nbd {
-        rules.extend(NETLINK_CALLS.iter().map(|call| (*call, vec![])));
+        for calls in [NETLINK_CALLS, OLDER_NETLINK_CALLS] {
+            rules.extend(calls.iter().map(|call| (*call, vec![])));
+        }
     }
     // No new code, and no files that are changed or made.
     let code = has_none_of(2, libc::PROT_EXEC)?;
@@ -185,6 +196,10 @@ mod tests {
     use std::fs::File;
     use std::os::unix::net::UnixStream;
     use std::process::Command;
+
+    use neli::consts::socket::NlFamily;
+    use neli::router::synchronous::NlRouter;
+    use neli::utils::Groups;
 
     use super::*;
 
@@ -244,6 +259,15 @@ mod tests {
             path
         });
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_server_of_nbd_talks_to_the_kernel() {
+        confined(FrontendKind::Nbd, || {
+            let (router, _) = NlRouter::connect(NlFamily::Generic, None, Groups::empty()).unwrap();
+            // The family that is always there
+            router.resolve_genl_family("nlctrl").unwrap();
+        });
     }
 
     #[test]
