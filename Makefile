@@ -150,7 +150,7 @@ lab-up: setup
 # Whatever this checkout has started
 lab-down: setup
 	for name in default demo test boot bench-node hydrator-ublk \
-	    hydrator-nbd; do \
+	    hydrator-nbd devstack; do \
 	    $(LAB) --name $$name down; done
 
 clean: lab-down

@@ -11,6 +11,8 @@ HERE = pathlib.Path(__file__).parent
 REPOSITORY = HERE.parents[2]
 # Where DevStack is; the project has no copy of it.
 DEVSTACK = os.environ.get('LOCALSTOR_DEVSTACK', '')
+# What Cinder's tree has in etc/cinder
+CINDER = pathlib.Path(sys.prefix) / 'etc' / 'cinder'
 
 PARTS = ('files', 'functions', 'functions-common', 'inc', 'lib', 'stackrc')
 
@@ -52,9 +54,7 @@ def lay_out(directory: pathlib.Path, localrc: str) -> None:
     trees = directory / 'opt'
     trees.mkdir()
     (trees / 'cinder-localstor').symlink_to(REPOSITORY)
-    # As Cinder's tree has them.
-    installed = pathlib.Path(sys.prefix) / 'etc' / 'cinder'
-    shutil.copytree(installed, trees / 'cinder' / 'etc' / 'cinder')
+    shutil.copytree(CINDER, trees / 'cinder' / 'etc' / 'cinder')
     (trees / 'data').mkdir()
 
 
