@@ -153,6 +153,13 @@ class HydratorTestCase(testtools.TestCase):
             ' --fsync=16 --time_based --runtime=8 --output-format=json'
             ' --output=/tmp/fio.json'
             ' > /tmp/fio.log 2>&1 < /dev/null & echo $! > /tmp/fio.pid')
+        self.addOnException(self.show_load)
+
+    def show_load(self, _exc_info):
+        found = self.shell('tail -n 50 /tmp/fio.log /tmp/fio.json'
+                           ' /tmp/hydrator.log; dmesg | tail -n 20',
+                           check=False)
+        self.addDetail('guest and helper', content.text_content(found.stdout))
 
     def kill_under_load(self):
         pid = self.wait(lambda status: status['device'])['pid']
@@ -413,7 +420,9 @@ class NbdTest(_Moves, HydratorTestCase):
         # Not dm-delay, which counts in ticks of 10 ms there.
         self.node.run(['modprobe', 'scsi_debug', f'dev_size_mb={size}',
                        f'ndelay={latency * 1000000}'])
-        self.addCleanup(self.node.run, ['rmmod', 'scsi_debug'])
+        # A helper that was killed keeps it until its last request has ended.
+        self.addCleanup(self.shell, 'for _ in {1..100}; do rmmod scsi_debug'
+                        ' && exit; sleep 0.1; done; exit 1')
         self.node.run(['udevadm', 'settle'])
         return '/dev/' + self.shell(
             'ls /sys/bus/pseudo/drivers/scsi_debug/adapter*/host*/target*/'
