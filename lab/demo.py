@@ -30,6 +30,8 @@ NEW_FILES = 2
 MOUNT = '/mnt/volume'
 # Seconds
 PATIENCE = 300
+# Bytes per second that a move may copy while it is shown that it runs
+HELD = 8 << 20
 
 
 @dataclasses.dataclass
@@ -169,12 +171,16 @@ class Story:
         self.chapter('In use while the data is still arriving')
         node = attachment.node
         assert node is not None
+        # On a slow machine it would else be over before this is.
+        arrival.throttle(node, attachment.device, HELD)
+        self.say('held back to %d MiB/s meanwhile' % (HELD >> 20))
         node.run(['mkdir', '-p', MOUNT])
         node.run(['mount', attachment.device, MOUNT])
         self.write_files(node, 'new', NEW_FILES)
         old = self.verify_files(node, 'old')
         new = self.verify_files(node, 'new')
         here = self.arrived(attachment)
+        arrival.throttle(node, attachment.device)
         self.check('files read as written, new ones were added',
                    old and new)
         self.check('the move was still running then', here is not None,
