@@ -23,14 +23,6 @@ echo $$ >/run/hangs
 while :; do sleep 1; done
 ''' % (LOCK, POOL)
 PROGRAM = '/usr/local/sbin/lvcreate'
-# Stands for one whose service dies before it has done anything, or right
-# after.
-BROKEN_OFF = '''\
-#!/bin/sh
-case "$*" in *%s*) /usr/sbin/lvextend "$@" ;; esac
-echo "$*" >>/run/broken-off
-exec sleep 600
-'''
 
 
 class LVMTestCase(base.LabTestCase):
@@ -162,41 +154,3 @@ class SuspendedTest(LVMTestCase):
     def configure(self, seconds):
         self.node.configure({'thin': {'localstor_command_timeout': seconds}})
         self.restart_cinder_volume(self.node)
-
-
-class UnfinishedTest(LVMTestCase):
-    """cinder-volume dies in the middle of an extension."""
-
-    program = '/usr/local/sbin/lvextend'
-
-    def test_extension_is_settled_by_what_is_true_on_the_node(self):
-        grown = self.create(node=self.node)
-        same = self.create(node=self.node)
-        self.break_off_extensions(grown, same)
-        for volume in (grown, same):
-            self.user.wait_for_status(volume, 'available')
-        self.assertEqual(2, self.user.show(grown)['size'])
-        self.assertEqual([], self.user.messages(grown))
-        self.assertEqual(1, self.user.show(same)['size'])
-        self.assertEqual(1, len(self.user.messages(same)))
-        # Both are volumes like any other.
-        for volume in (grown, same):
-            self.user.extend_volume(volume, 3)
-            self.write(self.attach(volume, self.node), offset=3000)
-
-    def break_off_extensions(self, grown, same):
-        self.node.run(['sh', '-c', "cat >%s <<'END'\n%sEND\nchmod +x %s" % (
-            self.program, BROKEN_OFF % grown, self.program)])
-        self.addCleanup(self.node.run, ['rm', '-f', self.program,
-                                        '/run/broken-off'])
-        for volume in (grown, same):
-            self.user.extend(volume, 2)
-            self.wait_for('the extension hangs', lambda: self.node.run(
-                ['grep', '-q', volume, '/run/broken-off'], check=False
-            ).returncode == 0)
-        self.node.service('cinder-volume').kill()
-        self.node.run(['rm', self.program])
-        self.node.service('cinder-volume').start()
-        self.cloud.wait_for_backends([self.node])
-        for volume in (grown, same):
-            self.assertEqual('extending', self.user.status(volume))
