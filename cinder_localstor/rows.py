@@ -71,8 +71,10 @@ SHORT_ID = 8
 FIRST_GENERATION = 1
 # What Cinder's volumes are while their copies are made or deleted
 PASSING = ('creating', 'deleting')
-# Digits of a move's id that are its own
-RANDOM = 12
+# Digits that the ids of a volume's moves share with its own
+STEM = 8
+FIRST_ID = '00000000-0000-0000-0000-000000000000'
+LAST_ID = 'ffffffff-ffff-ffff-ffff-ffffffffffff'
 
 # As Cinder has it for its own transactions: with Galera any of them can be
 # refused at its commit, for another one's sake.
@@ -317,10 +319,11 @@ def for_volume(ctxt: context.RequestContext, volume_id: str) -> list[Move]:
     with db.main_context_manager.reader.using(ctxt.elevated()) as session:
         # Of a volume that was deleted, too
         linked = [value for value, in session.query(row.value).filter(
-            row.volume_id == volume_id, row.key.startswith(MOVE))]
+            row.volume_id == volume_id, row.key.startswith(MOVE))
+            if not value.startswith(stem)]
     own = models.Volume.migration_status == TARGET + volume_id
     moves = _moves(ctxt, own, models.Volume.id.between(
-        stem + '0' * RANDOM, stem + 'f' * RANDOM))
+        stem + FIRST_ID[STEM:], stem + LAST_ID[STEM:]))
     if linked:
         moves += _moves(ctxt, own, models.Volume.id.in_(linked))
     return sorted(moves, key=lambda move: move.transfer.generation)
@@ -543,11 +546,12 @@ def new_move_id(volume_id: str) -> str:
     """An id that no other move has.
 
     It begins as the volume's, so that the moves of a volume are found by the
-    table's primary key.
+    table's primary key.  No more of it does: two of them may be on one node,
+    where the native helper tells ublk devices apart by the first 16 digits.
     """
-    return _stem(volume_id) + uuid.uuid4().hex[:RANDOM]
+    return _stem(volume_id) + str(uuid.uuid4())[STEM:]
 
 
 def _stem(volume_id: str) -> str:
     """What the ids of a volume's moves begin with."""
-    return volume_id[:-RANDOM]
+    return volume_id[:STEM]

@@ -556,7 +556,7 @@ class SimulatedTarget(interface.SourceTarget):
             portal=self.faults.host, iqn='iqn.2010-10.org.openstack:' +
             move_id, lun=1, serial=move_id, initiator=initiator,
             address=address,
-            username='user', password='secret of ' + move_id[:8])
+            username='user', password='secret of ' + move_id)
 
     @_fallible
     def export(self, move_id: str, device: str, export: interface.Export

@@ -2,6 +2,7 @@
 
 import dataclasses
 from unittest import mock
+import uuid
 
 from cinder import context
 from cinder.db import api as db
@@ -340,6 +341,12 @@ class FindTest(RowsTestCase):
             return [plan for statement, values in asked
                     for *_ids, plan in connection.exec_driver_sql(
                         'EXPLAIN QUERY PLAN ' + statement, values)]
+
+    def test_moves_of_a_volume_differ_where_devices_are_told_apart(self):
+        # hydrator/daemon/src/devices.rs: ublk has 8 bytes for an identity.
+        first, second = (uuid.UUID(rows.new_move_id(self.volume.id)).bytes[:8]
+                         for _ in range(2))
+        self.assertNotEqual(first, second)
 
     def test_moves_of_a_volume_are_found_by_an_index(self):
         self.begin()
