@@ -4,6 +4,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 LAB := $(PYTHON) -W ignore -m lab
 READY := $(VENV)/.ready
+NOVA_READY := $(VENV)/.nova-ready
 CARGO := cargo
 RUST_VERSION := 1.85
 WORKSPACES := hydrator lab/disk
@@ -15,7 +16,7 @@ SHORT := $(SHORT)|test_boot|space_for_the_map|nobody_else|secret_is_in
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs
 
 .PHONY: help setup demo test unit-test rust-test rust helper lab-test \
-        lab-programs soak qemu-test bench lab-kernel lab-up lab-down clean
+        lab-programs soak qemu-test bench lab-kernel nova lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -27,6 +28,7 @@ help:
 	@echo 'make qemu-test a guest of QEMU on a disk of the native helper'
 	@echo 'make bench     what a move costs a guest, in figures (BENCH=--quick)'
 	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
+	@echo 'make nova      what instances in the lab need: libvirt and QEMU'
 
 setup: $(READY)
 
@@ -143,6 +145,15 @@ bench: setup rust lab-kernel
 lab-kernel: setup
 	$(call INSTALL,kernel)
 	$(PYTHON) -m lab.kernel
+
+# Instances in the lab's nodes: who needs none of them needs no libvirt.
+nova: setup $(NOVA_READY)
+
+$(NOVA_READY): $(READY) lab/nova-requirements.txt
+	$(call INSTALL,nova)
+	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) \
+	    -c constraints.txt -r lab/nova-requirements.txt
+	touch $@
 
 lab-up: setup
 	$(LAB) up
