@@ -109,6 +109,12 @@ LOCALSTOR_OPTS = [
                      '[cinder] of nova.conf, which Cinder can not read. Nova '
                      'checks it when a volume is attached; this one is '
                      'checked when an instance migrates, too.'),
+    cfg.BoolOpt('localstor_online_extend',
+                default=False,
+                help='Whether a volume in use may be extended. A stock Nova '
+                     'can not extend a local disk: the volume grows, and '
+                     'the server goes into the state ERROR. Set it where '
+                     'all compute nodes can, and on all of them.'),
     cfg.StrOpt('localstor_no_space',
                default='error',
                choices=[('error', 'an error that names the space'),

@@ -167,6 +167,8 @@ def cinder_volume(place: services.Place, config: str) -> Sections:
         'volumes_dir': f'{state}/volumes',
         # tgtd then reads its backing store past the page cache.
         'iscsi_target_flags': 'direct',
+        # It is the lab that makes Nova's calls.
+        'localstor_online_extend': True,
     }
     return services.merged(cinder(place), {
         'DEFAULT': {'enabled_backends': ','.join(BACKENDS),

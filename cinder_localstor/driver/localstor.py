@@ -248,6 +248,8 @@ class LocalStorDriver(driver.VolumeDriver):
                 'total_volumes': capacity.volumes,
                 'multiattach': False,
                 'QoS_support': False,
+                'online_extend_support':
+                    self.configuration.localstor_online_extend,
                 'filter_function': self.get_filter_function(),
                 'goodness_function': self.get_goodness_function(),
                 'location_info': 'LocalStorDriver:%s:%s' % (

@@ -11,14 +11,18 @@ dd.
 
 import collections
 import contextlib
+import functools
 import json
 from unittest import mock
 
 from cinder import context
 from cinder.db import api as db
+from cinder.message import message_field
 from cinder import objects
 from cinder.objects import fields
+from cinder.scheduler import manager as scheduler
 from cinder.transfer import api as transfer
+from cinder.volume import api
 from cinder.volume import manager
 from cinder.volume import rpcapi
 from oslo_log import log as logging
@@ -54,12 +58,16 @@ class Client:
 
     def call(self, ctxt, method, **arguments):
         name, _dot, host = self._topic.partition('.')
-        if name != 'cinder-volume' or not host:
-            return None  # the schedulers, or everybody
+        if name == 'cinder-scheduler':
+            ask = functools.partial(self._cloud.ask_scheduler, ctxt)
+        elif name == 'cinder-volume' and host:
+            ask = functools.partial(self._cloud.ask, host)
+        else:
+            return None  # everybody
         sent = {key: json.loads(json.dumps(
             self._serializer.serialize_entity(ctxt, value)))
             for key, value in arguments.items()}
-        return self._cloud.ask(host, method, **{
+        return ask(method, **{
             key: self._serializer.deserialize_entity(ctxt, value)
             for key, value in sent.items()})
 
@@ -105,6 +113,7 @@ class Services(base.Cloud):
     """Simulated nodes with a volume service on each.
 
     :ivar managers: Cinder's managers by ``host@backend``
+    :ivar nova_extends: how Nova is told that volumes have grown
     :ivar failures: of requests that nobody waited for
     """
 
@@ -136,6 +145,7 @@ class Services(base.Cloud):
               side_effect=lambda *_args: self.connector(self.here))
         patch('cinder.volume.volume_utils.copy_volume', side_effect=self._dd)
         patch('cinder.manager.ThreadPoolManager._add_to_threadpool')
+        self.nova_extends = patch('cinder.compute.nova.API.extend_volume')
         super().__init__(case, hosts)
 
     @property
@@ -186,6 +196,14 @@ class Services(base.Cloud):
         finally:
             if not self._processes:
                 self._run_queue()
+
+    @functools.cached_property
+    def _scheduler(self):
+        return scheduler.SchedulerManager()
+
+    def ask_scheduler(self, ctxt, method, /, **arguments):
+        """Let the scheduler do something."""
+        return getattr(self._scheduler, method)(ctxt, **arguments)
 
     def driver(self, volume):
         return self.managers[self.host_of(volume)].driver
@@ -262,17 +280,32 @@ class Services(base.Cloud):
 
     def extend(self, volume, size):
         """Grow a volume to `size` GiB and fill it; its row afterwards."""
+        self._publish()
         volume = self.refresh(volume)
         before = volume.size
-        volume.update({'previous_status': volume.status,
-                       'status': 'extending'})
-        volume.save()
-        with mock.patch('cinder.compute.nova.API.extend_volume'):
-            rpcapi.VolumeAPI().extend_volume(self.ctxt, volume, size, [])
+        user = context.RequestContext('user', volume.project_id,
+                                      roles=['member'])
+        if volume.status == 'in-use':
+            api.API().extend_attached_volume(user, volume, size)
+        else:
+            api.API().extend(user, volume, size)
         volume.refresh()
         for number in range(16 * before, 16 * volume.size):
             self.write(volume, number, 'grown %d' % number)
         return volume
+
+    def messages(self, volume):
+        """What the user of a volume is told: to do what failed, and why."""
+        return [(message_field.translate_action(row['action_id']),
+                 message_field.translate_detail(row['detail_id']))
+                for row in db.message_get_all(self.ctxt)
+                if row['resource_uuid'] == volume.id]
+
+    def _publish(self):
+        """Let the scheduler know what the services can do."""
+        for host, service in self.managers.items():
+            with self.process(host):
+                service.publish_service_capabilities(self.ctxt)
 
     def give_away(self, volume, project):
         """Transfer a volume to another project; its row afterwards."""

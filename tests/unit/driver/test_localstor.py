@@ -261,8 +261,10 @@ class StatsTest(DriverTestCase):
         self.assertFalse(pool['thin_provisioning_support'])
         self.assertTrue(pool['thick_provisioning_support'])
         for name in ('consistent_group_snapshot_enabled',
-                     'replication_enabled', 'online_extend_support'):
+                     'replication_enabled'):
             self.assertFalse(pool.get(name, False))
+        # Cinder takes what is not said for a yes.
+        self.assertIs(False, pool['online_extend_support'])
 
     def test_backend_and_version(self):
         stats = self.driver.get_volume_stats(refresh=True)

@@ -433,6 +433,7 @@ class ExtendTest(ManagerTestCase):
         self.patch('tenacity.stop_after_delay',
                    return_value=tenacity.stop_after_attempt(2))
         self.nap = self.patch('tenacity.nap.time')
+        self.override('localstor_online_extend', True)
 
     def assert_extended(self, status):
         volume = self.cloud.extend(self.volume, 2)
@@ -443,8 +444,23 @@ class ExtendTest(ManagerTestCase):
         self.assert_extended('available')
 
     def test_volume_in_use(self):
-        self.cloud.attach(self.volume, A)
+        attachment = self.cloud.attach(self.volume, A)
         self.assert_extended('in-use')
+        self.cloud.nova_extends.assert_called_once_with(
+            mock.ANY, [attachment.instance_uuid], self.volume.id)
+
+    def test_volume_in_use_by_a_stock_nova(self):
+        self.override('localstor_online_extend', False)
+        attachment = self.cloud.attach(self.volume, A)
+        volume = self.cloud.extend(self.volume, 2)
+        self.assertEqual((1, 'in-use'), (volume.size, volume.status))
+        self.assertEqual(
+            [('extend volume',
+              'Could not find any available weighted backend.')],
+            self.cloud.messages(volume))
+        self.cloud.nova_extends.assert_not_called()
+        self.cloud.detach(self.volume, attachment)
+        self.assert_extended('available')
 
     def test_volume_that_arrives(self):
         attachment = self.cloud.attach(self.volume, B)
