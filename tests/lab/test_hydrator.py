@@ -146,11 +146,19 @@ class HydratorTestCase(testtools.TestCase):
 
     def begin_load(self, device):
         """Write, flush and verify for some seconds."""
+        self.begin_fio(device, '--rw=randwrite --bsrange=512-256k --iodepth=8'
+                       ' --size=64M --verify=crc32c --verify_backlog=64'
+                       ' --fsync=16 --runtime=8')
+
+    def begin_reads(self, device):
+        """Read, much at once, until the load is told to end."""
+        self.begin_fio(device, '--rw=randread --bs=256k --iodepth=16'
+                       ' --runtime=3600')
+
+    def begin_fio(self, device, job):
         self.shell(
             f'setsid fio --name=guest --filename={device} --direct=1'
-            ' --ioengine=io_uring --rw=randwrite --bsrange=512-256k'
-            ' --iodepth=8 --size=64M --verify=crc32c --verify_backlog=64'
-            ' --fsync=16 --time_based --runtime=8 --output-format=json'
+            f' --ioengine=io_uring {job} --time_based --output-format=json'
             ' --output=/tmp/fio.json'
             ' > /tmp/fio.log 2>&1 < /dev/null & echo $! > /tmp/fio.pid')
         self.addOnException(self.show_load)
@@ -250,6 +258,18 @@ class _Moves:
         longest = max(result[kind]['lat_ns']['max']
                       for kind in ('read', 'write', 'sync'))
         self.assertLess(longest, 2e9)
+
+    def test_no_read_fails_by_a_kill_while_it_is_answered(self):
+        device = self.start('--detach')
+        self.begin_reads(device)
+        for _ in range(KILLS):
+            time.sleep(0.5)
+            self.kill_under_load()
+        self.shell('kill -INT $(cat /tmp/fio.pid)')
+
+        result = self.load_result()
+
+        self.assertEqual(0, result['error'])
 
     def test_nothing_that_was_answered_is_lost_by_kills(self):
         # What the helper notes takes long, so that each kill comes upon many

@@ -89,6 +89,9 @@ const OLDER_CALLS: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER_CALLS: &[c_long] = &[libc::SYS_ppoll];
 
+/// What else it takes to fetch and deliver the data of a ublk device's requests.
+const COPYING_CALLS: &[c_long] = &[libc::SYS_pread64, libc::SYS_pwrite64];
+
 /// What else it takes to talk to the kernel's NBD client: netlink, by a library
 /// that has a thread for it.
 const NETLINK_CALLS: &[c_long] = &[
@@ -165,13 +168,13 @@ fn filter(kind: FrontendKind) -> seccompiler::Result<BpfProgram> {
         .and_then(|condition| SeccompRule::new(vec![condition]))
     };
     let mut rules = BTreeMap::new();
-    for calls in [CALLS, OLDER_CALLS] {
+    let more: &[&[c_long]] = match kind {
+        FrontendKind::Ublk => &[COPYING_CALLS],
+        FrontendKind::Nbd => &[NETLINK_CALLS, OLDER_NETLINK_CALLS],
+        _ => &[],
+    };
+    for calls in [CALLS, OLDER_CALLS].iter().chain(more) {
         rules.extend(calls.iter().map(|call| (*call, vec![])));
-    }
-    if kind == FrontendKind::Nbd {
-        for calls in [NETLINK_CALLS, OLDER_NETLINK_CALLS] {
-            rules.extend(calls.iter().map(|call| (*call, vec![])));
-        }
     }
     // No new code, and no files that are changed or made.
     let code = has_none_of(2, libc::PROT_EXEC)?;

@@ -7,6 +7,12 @@
 //! of the device's requests has a command on /dev/ublkcN in flight, which
 //! completes when the guest has sent one and is given back with the result.
 //!
+//! The data of a request is fetched and delivered by reads and writes of
+//! /dev/ublkcN, before the request goes to the engine and before it is answered
+//! (user copy, Linux 6.5). An older kernel copies by itself, from and to our
+//! memory, a read's when it is answered: if the process is killed at that
+//! moment, the kernel may find the memory gone and have the guest's read fail.
+//!
 //! When the process dies, the kernel keeps the device and what was in flight
 //! (user recovery). A successor that finds the device takes it over, and the
 //! kernel sends it what was not answered once more. The device carries an
@@ -18,7 +24,8 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -72,6 +79,7 @@ mod abi {
     pub(super) const F_USER_RECOVERY: u64 = 1 << 3;
     pub(super) const F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
     pub(super) const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
+    pub(super) const F_USER_COPY: u64 = 1 << 7;
 
     pub(super) const S_DEAD: u16 = 0;
 
@@ -87,6 +95,11 @@ mod abi {
     pub(super) const ATTR_FUA: u32 = 1 << 3;
     pub(super) const PARAM_BASIC: u32 = 1 << 0;
     pub(super) const PARAM_DISCARD: u32 = 1 << 1;
+
+    /// Where in /dev/ublkcN the data of a request of queue 0 begins, in bytes.
+    pub(super) const fn data_of(tag: u16) -> u64 {
+        0x8000_0000 + ((tag as u64) << 25)
+    }
 
     #[repr(C)]
     #[derive(Clone, Copy, Default)]
@@ -355,6 +368,15 @@ impl Drop for Descriptors {
 /// What a completion of the frontend's is about: the detail of its token.
 const CONTROL_READY: u64 = 1 << 32;
 
+/// A request that is with the engine.
+#[derive(Clone, Copy, Default)]
+struct Underway {
+    // In bytes: the result, if all is well.
+    length: u32,
+    // What is to be delivered.
+    read: Option<Span>,
+}
+
 /// A ublk device.
 pub struct Ublk {
     number: u32,
@@ -363,10 +385,12 @@ pub struct Ublk {
     control: Control,
     // In this order: unmapped, then closed.
     descriptors: Option<Descriptors>,
-    device: Option<OwnedFd>,
+    device: Option<File>,
     spans: Vec<Span>,
-    // The length of the request that is with the engine, for its result.
-    lengths: Vec<u32>,
+    // By tag: what is with the engine.
+    underway: Vec<Underway>,
+    // Whether the data of requests is ours to fetch and deliver.
+    copies: bool,
     // Tags that have a command in the kernel or a request with the engine.
     alive: u16,
     stage: Stage,
@@ -440,8 +464,10 @@ impl Ublk {
             control,
             descriptors: Some(descriptors),
             device: Some(device),
-            lengths: vec![0; spans.len()],
+            underway: vec![Underway::default(); spans.len()],
             spans,
+            // A device of a predecessor keeps to what it was made with.
+            copies: info.flags & abi::F_USER_COPY != 0,
             alive: info.queue_depth,
             stage: Stage::Starting,
         };
@@ -497,7 +523,7 @@ impl Ublk {
             q_id: 0,
             tag,
             result,
-            addr: span.as_ptr() as u64,
+            addr: if self.copies { 0 } else { span.as_ptr() as u64 },
         };
         let mut bytes = [0u8; 16];
         bytes[0..2].copy_from_slice(&command.q_id.to_ne_bytes());
@@ -507,9 +533,29 @@ impl Ublk {
         let entry = opcode::UringCmd16::new(types::Fd(device.as_raw_fd()), operation)
             .cmd(bytes)
             .build();
-        // SAFETY: the span is never unmapped; the kernel fills it only while
-        // the tag is in its hands.
+        // SAFETY: the span is never unmapped; if the kernel fills it at all, then
+        // only while the tag is in its hands.
         unsafe { ring.push(entry, Token::new(Owner::Frontend, u64::from(tag))) };
+    }
+
+    /// Copies what the guest writes into `span`.
+    fn fetch_data(&self, tag: u16, mut span: Span) -> Result<(), Errno> {
+        let Some(device) = self.device.as_ref().filter(|_| self.copies) else {
+            return Ok(());
+        };
+        // SAFETY: the tag's own memory, which the engine does not have yet.
+        let data = unsafe { span.bytes_mut() };
+        device.read_exact_at(data, abi::data_of(tag)).map_err(errno)
+    }
+
+    /// Copies what was read into `span` to the guest.
+    fn deliver_data(&self, tag: u16, span: Span) -> Result<(), Errno> {
+        let Some(device) = self.device.as_ref().filter(|_| self.copies) else {
+            return Ok(());
+        };
+        // SAFETY: the tag's own memory, which the engine has given back.
+        let data = unsafe { span.bytes() };
+        device.write_all_at(data, abi::data_of(tag)).map_err(errno)
     }
 
     fn arrival(&mut self, tag: u16) -> Result<Arrival, Errno> {
@@ -545,7 +591,13 @@ impl Ublk {
             ),
             _ => None,
         };
-        self.lengths[usize::from(tag)] = length as u32;
+        if let (Operation::Write { .. }, Some(span)) = (operation, span) {
+            self.fetch_data(tag, span)?;
+        }
+        self.underway[usize::from(tag)] = Underway {
+            length: length as u32,
+            read: span.filter(|_| operation == Operation::Read),
+        };
         let request = Request {
             tag: Tag(tag.into()),
             operation,
@@ -641,9 +693,14 @@ impl Frontend for Ublk {
         _arrivals: &mut Vec<Arrival>,
     ) {
         let tag = tag.0 as u16;
-        let result = match outcome {
-            Ok(()) => self.lengths[usize::from(tag)] as i32,
-            Err(failure) => -refusal(failure).raw_os_error(),
+        let Underway { length, read } = self.underway[usize::from(tag)];
+        let answer = outcome.map_err(refusal).and_then(|()| match read {
+            Some(span) => self.deliver_data(tag, span),
+            None => Ok(()),
+        });
+        let result = match answer {
+            Ok(()) => length as i32,
+            Err(error) => -error.raw_os_error(),
         };
         self.fetch(ring, abi::COMMIT_AND_FETCH_REQ, tag, result);
     }
@@ -788,7 +845,11 @@ fn add(control: &mut Control, settings: &Settings) -> Result<abi::DeviceInfo, Fr
         max_io_buf_bytes: settings.longest,
         dev_id: number,
         ublksrv_pid: std::process::id() as i32,
-        flags: abi::F_USER_RECOVERY | abi::F_USER_RECOVERY_REISSUE | abi::F_CMD_IOCTL_ENCODE,
+        // What it does not know the kernel takes away.
+        flags: abi::F_USER_RECOVERY
+            | abi::F_USER_RECOVERY_REISSUE
+            | abi::F_CMD_IOCTL_ENCODE
+            | abi::F_USER_COPY,
         ublksrv_flags: settings.identity,
         ..Default::default()
     };
@@ -831,12 +892,12 @@ fn parameters(geometry: &Geometry, longest: u32) -> abi::Parameters {
 }
 
 /// Opens the device's own node, which appears a moment after it is made.
-fn open_device(number: u32) -> Result<OwnedFd, FrontendError> {
+fn open_device(number: u32) -> Result<File, FrontendError> {
     let path = format!("/dev/ublkc{number}");
     let start = Instant::now();
     loop {
         match OpenOptions::new().read(true).write(true).open(&path) {
-            Ok(file) => return Ok(file.into()),
+            Ok(file) => return Ok(file),
             Err(error) if start.elapsed() > Duration::from_secs(5) => {
                 return Err(FrontendError::kernel(format!("cannot open {path}"), error));
             }
@@ -860,6 +921,7 @@ mod tests {
         assert_eq!(std::mem::offset_of!(abi::Parameters, discard_alignment), 40);
         assert_eq!(abi::FETCH_REQ, 0xc010_7520);
         assert_eq!(abi::GET_DEV_INFO, 0x8020_7502);
+        assert_eq!(abi::data_of(3), 0x8600_0000);
     }
 
     #[test]
