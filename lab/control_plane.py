@@ -66,6 +66,8 @@ def _database_command(place: services.Place) -> list[str]:
             f'--bind-address={place.layout.address("database")}',
             f'--port={configuration.DATABASE_PORT}',
             '--skip-name-resolve', '--max-connections=1000',
+            # A node without power never ends the one that it was in.
+            '--idle-transaction-timeout=60',
             '--innodb-buffer-pool-size=64M', '--innodb-log-file-size=16M',
             '--innodb-flush-log-at-trx-commit=0',
             '--character-set-server=utf8mb4', '--skip-performance-schema']
