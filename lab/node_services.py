@@ -205,5 +205,7 @@ SERVICES = (
             times=len(configuration.BACKENDS),
             fails='Failed to initialize driver'),
         stop_timeout=20,
-        start_timeout=300),
+        # Many commands, each of them slow on a machine that is busy; one that
+        # fails or ends is not waited for.
+        start_timeout=900),
 )
