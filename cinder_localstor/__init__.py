@@ -15,5 +15,7 @@ The packages are layers, each calling only downwards:
 ``node``
     Adapters to the node's tools, each with a simulated twin.
 
+``nova`` is no layer of the driver: it runs in nova-compute.
+
 ``rows`` stands beside ``peers``: Cinder's database rows that hold a move.
 """

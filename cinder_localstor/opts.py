@@ -111,10 +111,10 @@ LOCALSTOR_OPTS = [
                      'checked when an instance migrates, too.'),
     cfg.BoolOpt('localstor_online_extend',
                 default=False,
-                help='Whether a volume in use may be extended. A stock Nova '
-                     'can not extend a local disk: the volume grows, and '
-                     'the server goes into the state ERROR. Set it where '
-                     'all compute nodes can, and on all of them.'),
+                help='Whether a volume in use may be extended. Set it on '
+                     'all nodes when all of them run localstor-nova-compute, '
+                     'or a Nova that is patched: with a stock Nova the '
+                     'volume grows, and the guest never sees it.'),
     cfg.StrOpt('localstor_no_space',
                default='error',
                choices=[('error', 'an error that names the space'),

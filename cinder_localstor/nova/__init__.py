@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our part in Nova: how nova-compute uses a node's own block devices.
+
+It runs in nova-compute, and knows nothing of the driver nor of Cinder, which
+need not be installed there.
+"""
