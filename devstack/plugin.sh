@@ -4,7 +4,7 @@
 # What DevStack calls in each of its phases. lib/cinder does most: it calls
 # the functions *_cinder_backend_localstor, makes a volume type for each
 # backend, and runs cinder-volume. So nothing is left for the phase "extra"; in
-# "unstack" it is enough that the functions are there.
+# "unstack" it is enough for the backends that the functions are there.
 
 # shellcheck source=devstack/lib/localstor
 source "$LOCALSTOR_DIR/devstack/lib/localstor"
@@ -18,9 +18,13 @@ case "$1 ${2:-}" in
         ;;
     'stack post-config')
         configure_localstor
+        configure_localstor_nova
         ;;
     'stack test-config')
         configure_localstor_tempest
+        ;;
+    'unstack ')
+        cleanup_localstor_nova
         ;;
     'clean ')
         cleanup_localstor

@@ -6,6 +6,7 @@ is written and called, not that it works.
 """
 
 import configparser
+from importlib import metadata
 import pathlib
 import re
 import shlex
@@ -98,6 +99,8 @@ class StackTest(PluginTestCase):
         self.assertEqual(
             {'volume_driver', 'volume_backend_name',
              'image_volume_cache_enabled'}, set(section) - known)
+        # The server would not see it.
+        self.assertEqual('False', section['localstor_online_extend'])
         self.assertEqual('cinder_localstor.driver.LocalStorDriver',
                          section['volume_driver'])
         self.assertEqual('local', section['volume_backend_name'])
@@ -192,6 +195,40 @@ LOCALSTOR_TARGET_IP=198.51.100.11
             self.assertEqual('direct', conf[name]['iscsi_target_flags'])
         self.assertEqual([], [call for call in calls
                               if 'hydrator' in call or ' rust' in call])
+
+
+class NovaTest(PluginTestCase):
+
+    localrc = CONTROLLER + 'LOCALSTOR_NOVA=True\n'
+    UNIT = 'etc/systemd/system/devstack@n-cpu.service.d/localstor.conf'
+
+    def unit(self):
+        return self.machine.path(self.UNIT)
+
+    def test_nova_compute_is_ours_until_unstack(self):
+        self.run_script('stack')
+        program, = re.findall('^ExecStart=(.+)$', self.unit().read_text(),
+                              re.MULTILINE)
+        self.assertRegex(program, r'/bin/localstor-nova-compute --config-file'
+                                  r' /etc/nova/nova-cpu\.conf$')
+        self.assertIn('localstor-nova-compute',
+                      {entry.name for entry in metadata.entry_points(
+                          group='console_scripts')})
+        self.assertEqual('True', self.cinder_conf()['local'][
+            'localstor_online_extend'])
+        self.assertEqual('True', self.read('opt/tempest.conf')[
+            'volume-feature-enabled']['extend_attached_volume'])
+
+        self.run_script('unstack')
+        self.assertFalse(self.unit().parent.exists())
+
+    def test_what_is_chosen_no_more_is_taken_back(self):
+        self.unit().parent.mkdir()
+        self.unit().touch()
+        localrc = self.machine.path('devstack/localrc')
+        localrc.write_text(localrc.read_text() + 'LOCALSTOR_NOVA=False\n')
+        self.run_script('stack')
+        self.assertFalse(self.unit().parent.exists())
 
 
 class CleanTestCase(PluginTestCase):
