@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 NOVA_READY := $(VENV)/.nova-ready
 CARGO := cargo
 RUST_VERSION := 1.85
-WORKSPACES := hydrator lab/disk
+WORKSPACES := hydrator lab/disk lab/guest
 # Tests in the lab that "make test" has time for; "make soak" has all.
 SHORT := [.]ChainTest.test_on_to|test_chaos|test_h1_|test_h4|test_h8
 SHORT := $(SHORT)|test_h25_of_two|LiveMigrationTest.test_lost|[.]RunningGuestTest
@@ -100,7 +100,9 @@ LINT = if $(CARGO) $(1) --version > /dev/null 2>&1; then $(CARGO) $(1) $(2); \
 
 # What the lab runs of our own that is not Python
 lab-programs: setup rust helper
-	cd lab/disk && $(CARGO) build --locked --release
+	for workspace in lab/disk lab/guest; do \
+	    (cd $$workspace && $(CARGO) build --locked --release) || exit 1; \
+	done
 
 # Installed as on a node, from its wheel
 helper: setup rust
