@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import time
 
+from lab import boot_image
 from lab import errors
 from tests.qemu import image as images
 
@@ -25,11 +26,11 @@ class Machine:
     told to it is read from ``/dev/console``.
     """
 
-    def __init__(self, folder: pathlib.Path, image: images.Image,
+    def __init__(self, folder: pathlib.Path, image: boot_image.Image,
                  socket: pathlib.Path, work: str) -> None:
         self._folder = folder
         initramfs = folder / 'initramfs'
-        initramfs.write_bytes(image.initramfs(_SAY + work))
+        initramfs.write_bytes(images.initramfs(image, _SAY + work))
         # A file each: nobody has to read them while it runs.
         with open(folder / 'console', 'w') as console, \
                 open(folder / 'qemu', 'w') as messages:

@@ -20,6 +20,7 @@ import uuid
 
 import testtools
 
+from lab import boot_image
 from lab import layout
 from tests.qemu import image as images
 from tests.qemu import machine as machines
@@ -112,7 +113,7 @@ def rounds(said):
 
 class GuestTest(testtools.TestCase):
 
-    image: images.Image
+    image: boot_image.Image
 
     @classmethod
     def setUpClass(cls):
