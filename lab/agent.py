@@ -41,6 +41,7 @@ import termios
 import threading
 import time
 
+PORT = 7700
 HEADER = struct.Struct('>cI')
 CHUNK = 65536
 # A peer that announces more than this is not one of ours.

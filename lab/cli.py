@@ -26,7 +26,7 @@ from lab import chaos
 from lab import cloud
 from lab import control_plane
 from lab import errors
-from lab import node_services
+from lab import parts
 from lab import progress
 from lab import scale
 from lab import sizes
@@ -114,9 +114,13 @@ class Up(_LabCommand):
         parser = super().get_parser(prog_name)
         parser.add_argument('--nodes', type=int, default=2, metavar='N',
                             help='how many nodes (default: 2)')
-        parser.add_argument('--memory', default='1G', metavar='SIZE',
-                            type=_memory,
-                            help='memory of a node (default: 1G)')
+        parser.add_argument('--nova', action='store_true',
+                            help='let instances run: Placement, Glance and '
+                                 'Nova, and libvirtd and nova-compute in the '
+                                 'nodes; "make nova" installs what it needs')
+        parser.add_argument('--memory', metavar='SIZE', type=_memory,
+                            help='memory of a node (default: 1G, with --nova '
+                                 '2G)')
         parser.add_argument('--disk-size', type=_size, metavar='SIZE',
                             default=8 * sizes.GIB,
                             help='size of each of the two disks of a node; '
@@ -152,8 +156,8 @@ class Up(_LabCommand):
                 parsed_args.nodes, report, driver=parsed_args.driver,
                 options=options, disk_size=parsed_args.disk_size,
                 disks=parsed_args.disks, memory=parsed_args.memory,
-                kernel=parsed_args.kernel, bare=parsed_args.bare,
-                keep=parsed_args.keep)
+                kernel=parsed_args.kernel, nova=parsed_args.nova,
+                bare=parsed_args.bare, keep=parsed_args.keep)
         if fresh:
             text = f'ready after {time.monotonic() - started:.0f} s'
         else:
@@ -423,8 +427,9 @@ class Service(_LabCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Describe the arguments."""
         parser = super().get_parser(prog_name)
-        on_nodes = ', '.join(s.name for s in node_services.SERVICES)
-        on_control = ', '.join(s.name for s in control_plane.SERVICES)
+        part = parts.of(nova_too=True)
+        on_nodes = ', '.join(service.name for service in part.nodes)
+        on_control = ', '.join(service.name for service in part.control)
         parser.add_argument('place', metavar='NODE',
                             help='a node, or "control"')
         parser.add_argument('service', metavar='SERVICE',

@@ -24,7 +24,8 @@ from lab import kernel as kernels
 from lab import layout
 from lab import network
 from lab import node as node_module
-from lab import node_services
+from lab import nova_setup
+from lab import parts
 from lab import plan
 from lab import processes
 from lab import services
@@ -130,9 +131,9 @@ class Cloud:
     def up(self, nodes: int = 2, progress: plan.Progress | None = None, *,
            driver: str | None = None, options: services.Options | None = None,
            disk_size: int = 8 * sizes.GIB, disks: str = 'plain',
-           memory: str = '1G',
+           memory: str | None = None,
            environment: Mapping[str, Mapping[str, str]] | None = None,
-           kernel: str = 'stock', bare: bool = False,
+           kernel: str = 'stock', nova: bool = False, bare: bool = False,
            keep: bool = False) -> bool:
         """Bring everything up; False if it was up already.
 
@@ -140,9 +141,10 @@ class Cloud:
         further sections of every node's cinder.conf; ``disks`` are ``plain``
         or ``volatile`` (:mod:`lab.volatile`). ``environment`` is what
         the services of a node find in theirs, by its name. ``kernel`` is what
-        the nodes run, ``stock`` or ``own``. A ``bare`` lab is its nodes
-        alone, without any service. With ``keep`` a lab that did not come up
-        is left as it is, to look at.
+        the nodes run, ``stock`` or ``own``. With ``nova`` instances can run,
+        and a node has more ``memory`` unless it is given. A ``bare`` lab is
+        its nodes alone, without any service. With ``keep`` a lab that did not
+        come up is left as it is, to look at.
         """
         if not 0 <= nodes <= layout.MAX_NODES:
             raise errors.LabError(
@@ -151,10 +153,13 @@ class Cloud:
             raise errors.LabError(
                 'The lab needs root: it makes a network namespace and '
                 'devices in it.')
-        self._check_programs()
+        part = parts.of(nova)
+        self._check_programs(part)
         kernels.named(kernel)
         if disks == 'volatile':
             volatile.check()
+        if nova:
+            nova_setup.check()
         with self._locked():
             if self.running and self._settings().get('complete', True):
                 return False
@@ -163,7 +168,8 @@ class Cloud:
             settings = {
                 'nodes': [layout.Layout.node_name(number + 1)
                           for number in range(nodes)],
-                'disk_size': disk_size, 'disks': disks, 'memory': memory,
+                'disk_size': disk_size, 'disks': disks, 'nova': nova,
+                'memory': memory or f'{part.memory >> 20}M',
                 'complete': False,
                 'kernel': kernel, 'bare': bare,
                 'options': self._node_options(driver, options or {})}
@@ -194,7 +200,7 @@ class Cloud:
         """One row for every service and node."""
         self._require()
         rows: list[dict[str, Any]] = []
-        for declared in control_plane.SERVICES:
+        for declared in self._part.control:
             rows.append({'place': 'control', 'service': declared.name,
                          'address': self._service_address(declared.name),
                          **self.service(declared.name).status()})
@@ -238,7 +244,7 @@ class Cloud:
     def service(self, name: str) -> ControlService:
         """A service of the control plane."""
         return ControlService(
-            self, services.named(control_plane.SERVICES, name))
+            self, services.named(self._part.control, name))
 
     @property
     def place(self) -> services.Place:
@@ -320,14 +326,14 @@ class Cloud:
 
     def endpoint(self, service: str) -> str:
         """Base address of an API, for instance ``volumev3``."""
+        urls = {'identity': configuration.keystone_url(self.layout)} | {
+            api.type: api.url(self.layout) for api in self._part.apis}
         try:
-            return {'identity': configuration.keystone_url(self.layout),
-                    'volumev3': configuration.cinder_url(self.layout),
-                    }[service]
+            return urls[service]
         except KeyError:
             raise errors.NotFound(
-                f'The lab has no API "{service}", but identity and '
-                f'volumev3.') from None
+                f'The lab has no API "{service}", but '
+                f'{", ".join(urls)}.') from None
 
     @functools.cached_property
     def volume_api(self) -> http.Api:
@@ -335,6 +341,18 @@ class Cloud:
         return http.Api(self.session(service_token=True),
                         self.endpoint('volumev3'),
                         {'OpenStack-API-Version': 'volume 3.70'})
+
+    @functools.cached_property
+    def compute_api(self) -> http.Api:
+        """Nova's API as the administrator."""
+        return http.Api(self.session(), self.endpoint('compute'), {
+            'OpenStack-API-Version':
+                f'compute {configuration.COMPUTE_VERSION}'})
+
+    @functools.cached_property
+    def image_api(self) -> http.Api:
+        """Glance's API as the administrator."""
+        return http.Api(self.session(), self.endpoint('image'), {})
 
     def wait_for_backends(self, nodes: list[node_module.Node]) -> None:
         """Wait until the scheduler would choose any backend of these nodes.
@@ -381,6 +399,10 @@ class Cloud:
         except FileNotFoundError:
             raise errors.LabNotRunning(self.name) from None
 
+    @property
+    def _part(self) -> services.Part:
+        return parts.of(self._settings()['nova'])
+
     def _save_settings(self, settings: dict[str, Any]) -> None:
         draft = self._settings_file.with_suffix('.new')
         draft.write_text(json.dumps(settings, indent=1))
@@ -421,9 +443,8 @@ class Cloud:
             yield
 
     @staticmethod
-    def _check_programs() -> None:
-        programs = control_plane.PROGRAMS | node_services.PROGRAMS
-        missing = {package for path, package in programs.items()
+    def _check_programs(part: services.Part) -> None:
+        missing = {package for path, package in part.programs.items()
                    if not os.access(path, os.X_OK)}
         if missing:
             raise errors.LabError(
@@ -450,7 +471,8 @@ class Cloud:
 
     def _plan_cloud(self, steps: plan.Plan,
                     nodes: list[node_module.Node]) -> None:
-        template = control_plane.template_directory(self.layout)
+        part = self._part
+        template = control_plane.template_directory(self.layout, part)
         steps.add('byte code',
                   lambda: control_plane.compile_environment(self.place))
         if template.exists():
@@ -463,11 +485,11 @@ class Cloud:
         # Nodes first: what they do takes longest.
         for node in nodes:
             steps.add(f'{node.name} boot', node.boot, before)
-        for declared in control_plane.SERVICES:
+        for declared in part.control:
             steps.add(declared.name, self.service(declared.name).start,
                       before + declared.after)
         for node in nodes:
-            for declared in node_services.SERVICES:
+            for declared in part.nodes:
                 steps.add(
                     f'{node.name} {declared.name}',
                     node.service(declared.name).start,
@@ -478,20 +500,38 @@ class Cloud:
         steps.add('backends reported', lambda: self.wait_for_backends(nodes),
                   ['volume types', 'cinder-scheduler',
                    *(f'{node.name} cinder-volume' for node in nodes)])
+        if self._settings()['nova']:
+            self._plan_instances(steps, nodes)
+
+    def _plan_instances(self, steps: plan.Plan,
+                        nodes: list[node_module.Node]) -> None:
+        steps.add('flavor',
+                  lambda: nova_setup.create_flavor(self.compute_api),
+                  ['nova-api', 'keystone'])
+        steps.add('guest image',
+                  lambda: nova_setup.upload_image(self.image_api),
+                  ['glance', 'keystone'])
+        names = [node.name for node in nodes]
+        steps.add('hypervisors reported',
+                  lambda: nova_setup.wait_for_hypervisors(
+                      self.compute_api, names,
+                      self.service('nova-scheduler').log),
+                  ['flavor', 'nova-scheduler', 'nova-conductor',
+                   *(f'{name} nova-compute' for name in names)])
 
     def _plan_template(self, steps: plan.Plan,
                        template: pathlib.Path) -> None:
         """Initialise the databases once, for this lab and later ones."""
         place = self.place
+        part = self._part
         database = self.service('database')
         keystone = self.service('keystone')
 
         def install() -> None:
-            control_plane.install_database(place)
-            # What "db sync" and "bootstrap" read.
-            for name in ('keystone', 'cinder-scheduler'):
-                control_plane.write_files(
-                    services.named(control_plane.SERVICES, name), place)
+            control_plane.install_database(place, part.databases)
+            # What the commands read.
+            for declared in part.control:
+                control_plane.write_files(declared, place)
             database.start()
 
         def command(name: str, argv: list[str]) -> None:
@@ -510,24 +550,23 @@ class Cloud:
             keystone.start()
             control_plane.register(
                 http.Api(self.session(), self.endpoint('identity'), {}),
-                self.layout)
+                self.layout, part.apis)
 
         def save() -> None:
             keystone.stop()
             database.stop()
             control_plane.save_template(place, template)
 
-        commands = control_plane.setup_commands(place)
         steps.add('install database', install, ['network', 'byte code'])
-        for name in ('keystone-db-sync', 'cinder-db-sync'):
-            steps.add(name, functools.partial(command, name, commands[name]),
-                      ['install database'])
-        name = 'keystone-bootstrap'
-        steps.add(name, functools.partial(command, name, commands[name]),
-                  ['keystone-db-sync'])
-        steps.add('register users and services', register, [name])
+        for setup in part.setup:
+            steps.add(setup.name, functools.partial(
+                command, setup.name, setup.command(place)),
+                ['install database', *setup.after])
+        steps.add('register users and services', register,
+                  [control_plane.BOOTSTRAP])
         steps.add('database template', save,
-                  ['register users and services', 'cinder-db-sync'])
+                  ['register users and services',
+                   *(setup.name for setup in part.setup)])
 
     def _create_types(self) -> None:
         api = self.volume_api

@@ -12,19 +12,31 @@ PASSWORD = 'lab'
 REGION = 'RegionOne'
 DATABASE_USER = 'openstack'
 MESSAGE_USER = 'openstack'
-# Every database there is; Keystone and Cinder each have one.
-DATABASES = ('keystone', 'cinder')
 
 KEYSTONE_PORT = 5000
 CINDER_PORT = 8776
 RABBITMQ_PORT = 5672
 DATABASE_PORT = 3306
 
+# The first in which an administrator may name a host for a new instance
+COMPUTE_VERSION = '2.74'
+
 Sections = dict[str, dict[str, Any]]
 
 # The node's backends: what Cinder calls them, and what they lie on.
 BACKENDS = ('local', 'thin')
 DEFAULT_DRIVER = 'cinder_localstor.driver.LocalStorDriver'
+
+# Of every service, so that its log tells what it does and not how
+LOG_LEVELS = ','.join((
+    'amqp=WARN', 'amqplib=WARN', 'sqlalchemy=WARN', 'oslo.messaging=INFO',
+    'oslo_messaging=INFO', 'keystonemiddleware=WARN',
+    'routes.middleware=WARN', 'stevedore=WARN', 'taskflow=WARN',
+    'urllib3=WARN', 'oslo_service=INFO', 'dogpile=WARN', 'keystoneauth=WARN',
+    'eventlet=INFO'))
+# They notice a cut soon.
+MESSAGING = {'heartbeat_timeout_threshold': 15, 'heartbeat_rate': 3,
+             'kombu_reconnect_delay': 1}
 
 
 def pool(node: str, backend: str) -> str:
@@ -56,6 +68,13 @@ def transport_url(place: layout.Layout) -> str:
             f'{place.address("rabbitmq")}:{RABBITMQ_PORT}/')
 
 
+def database(place: layout.Layout, name: str) -> dict[str, Any]:
+    """Options of a service that has a database of this name."""
+    return {'connection': database_url(place, name),
+            # Come back by itself when the database does.
+            'max_retries': -1, 'retry_interval': 2}
+
+
 def credentials(place: layout.Layout, user: str = 'admin',
                 project: str = 'admin') -> dict[str, str]:
     """OS_* variables of a user."""
@@ -64,10 +83,12 @@ def credentials(place: layout.Layout, user: str = 'admin',
             'OS_USER_DOMAIN_ID': 'default',
             'OS_PROJECT_DOMAIN_ID': 'default',
             'OS_IDENTITY_API_VERSION': '3', 'OS_REGION_NAME': REGION,
-            'OS_VOLUME_API_VERSION': '3.70'}
+            'OS_VOLUME_API_VERSION': '3.70',
+            'OS_COMPUTE_API_VERSION': COMPUTE_VERSION}
 
 
-def _user_auth(place: layout.Layout, user: str) -> dict[str, Any]:
+def service_user(place: layout.Layout, user: str) -> dict[str, Any]:
+    """Options with which a service finds Keystone and is known there."""
     return {'auth_type': 'password', 'auth_url': keystone_url(place),
             'username': user, 'password': PASSWORD,
             'project_name': 'service', 'user_domain_id': 'default',
@@ -113,30 +134,18 @@ def cinder(place: services.Place) -> Sections:
             # Until then the scheduler takes no request; what it waits for
             # is a first report of the volume services.
             'scheduler_driver_init_wait_time': 3,
-            'default_log_levels': ','.join((
-                'amqp=WARN', 'amqplib=WARN', 'sqlalchemy=WARN',
-                'oslo.messaging=INFO', 'oslo_messaging=INFO',
-                'keystonemiddleware=WARN', 'routes.middleware=WARN',
-                'stevedore=WARN', 'taskflow=WARN', 'urllib3=WARN',
-                'oslo_service=INFO', 'dogpile=WARN', 'keystoneauth=WARN',
-                'eventlet=INFO')),
+            'default_log_levels': LOG_LEVELS,
         },
-        'database': {
-            'connection': database_url(lab, 'cinder'),
-            # Come back by itself when the database does.
-            'max_retries': -1, 'retry_interval': 2},
-        'keystone_authtoken': _user_auth(lab, 'cinder') | {
+        'database': database(lab, 'cinder'),
+        'keystone_authtoken': service_user(lab, 'cinder') | {
             'www_authenticate_uri': keystone_url(lab),
             'service_token_roles': 'service',
             'service_token_roles_required': True},
-        'service_user': _user_auth(lab, 'cinder') | {
+        'service_user': service_user(lab, 'cinder') | {
             'send_service_user_token': True},
-        'nova': _user_auth(lab, 'cinder'),
-        'glance': _user_auth(lab, 'cinder'),
-        'oslo_messaging_rabbit': {
-            # Notice a cut soon.
-            'heartbeat_timeout_threshold': 15, 'heartbeat_rate': 3,
-            'kombu_reconnect_delay': 1},
+        'nova': service_user(lab, 'cinder'),
+        'glance': service_user(lab, 'cinder'),
+        'oslo_messaging_rabbit': MESSAGING,
     }
 
 

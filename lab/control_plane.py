@@ -15,6 +15,8 @@ import signal
 import subprocess
 import sysconfig
 from typing import Any
+from typing import Callable
+from typing import Iterable
 
 from lab import configuration
 from lab import errors
@@ -36,7 +38,8 @@ PROGRAMS = {
 }
 
 
-def _etc(place: services.Place) -> pathlib.Path:
+def etc(place: services.Place) -> pathlib.Path:
+    """Where the files of services are."""
     return place.directory / 'etc'
 
 
@@ -47,20 +50,15 @@ def database_directory(place: services.Place) -> pathlib.Path:
     return place.directory / 'database'
 
 
-def _database_files(place: services.Place) -> dict[str, str]:
-    user = f"'{configuration.DATABASE_USER}'@'%'"
-    lines = [f'CREATE DATABASE IF NOT EXISTS {name} '
-             f'CHARACTER SET utf8mb4;' for name in configuration.DATABASES]
-    lines += [f'CREATE USER IF NOT EXISTS {user} '
-              f"IDENTIFIED BY '{configuration.PASSWORD}';",
-              f'GRANT ALL ON *.* TO {user};']
-    return {'database.sql': '\n'.join(lines) + '\n'}
+def _first_statements(place: services.Place) -> pathlib.Path:
+    # Beside the data, with which it is kept
+    return database_directory(place) / 'lab.sql'
 
 
 def _database_command(place: services.Place) -> list[str]:
     return ['/usr/sbin/mariadbd', '--no-defaults', '--user=root',
             f'--datadir={database_directory(place)}',
-            f'--init-file={_etc(place)}/database.sql',
+            f'--init-file={_first_statements(place)}',
             f'--socket={place.layout.runtime}/database.sock',
             f'--pid-file={place.layout.runtime}/database.pid',
             f'--bind-address={place.layout.address("database")}',
@@ -96,9 +94,9 @@ def _rabbitmq_environment(place: services.Place) -> dict[str, str]:
         'RABBITMQ_NODENAME': 'rabbit@localhost',
         'RABBITMQ_MNESIA_BASE': str(home / 'mnesia'),
         'RABBITMQ_LOG_BASE': str(home / 'log'),
-        'RABBITMQ_CONFIG_FILE': str(_etc(place) / 'rabbitmq'),
+        'RABBITMQ_CONFIG_FILE': str(etc(place) / 'rabbitmq'),
         'RABBITMQ_ENABLED_PLUGINS_FILE':
-            str(_etc(place) / 'rabbitmq-plugins'),
+            str(etc(place) / 'rabbitmq-plugins'),
         'ERL_EPMD_ADDRESS': '127.0.0.1',
         'RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS':
             '+S 1:1 -kernel inet_dist_use_interface {127,0,0,1}'}
@@ -110,22 +108,25 @@ def _rabbitmq_prepare(place: services.Place) -> None:
 
 # -- OpenStack --------------------------------------------------------------
 
-def _python(place: services.Place) -> str:
+def python(place: services.Place) -> str:
+    """The interpreter of the Python environment."""
     return str(place.binaries / 'python')
 
 
-def _lab_on_path(place: services.Place) -> dict[str, str]:
+def lab_on_path(place: services.Place) -> dict[str, str]:
+    """Environment in which Python finds the lab."""
     return {'PYTHONPATH': str(place.layout.repository)}
 
 
 def _keystone_environment(place: services.Place) -> dict[str, str]:
-    return _lab_on_path(place) | {
-        'OS_KEYSTONE_CONFIG_FILES': str(_etc(place) / 'keystone.conf')}
+    return lab_on_path(place) | {
+        'OS_KEYSTONE_CONFIG_FILES': str(etc(place) / 'keystone.conf')}
 
 
-def _wsgi(place: services.Place, module: str, port: int,
-          *arguments: str) -> list[str]:
-    return [_python(place), '-m', 'lab.wsgi', module, place.address,
+def wsgi(place: services.Place, module: str, port: int,
+         *arguments: str) -> list[str]:
+    """The command that serves an API of the control plane."""
+    return [python(place), '-m', 'lab.wsgi', module, place.address,
             str(port), *arguments]
 
 
@@ -139,7 +140,9 @@ def _cinder_files(place: services.Place) -> dict[str, str]:
         configuration.cinder_control(place))}
 
 
-def _listens(place_name: str, port: int) -> Any:
+def listens(place_name: str, port: int
+            ) -> Callable[[services.Place], services.Probe]:
+    """Ready when something accepts connections in a place."""
     return lambda place: services.Probe(
         listens=(place.layout.address(place_name), port))
 
@@ -148,8 +151,7 @@ SERVICES = (
     services.Service(
         name='database',
         command=_database_command,
-        files=_database_files,
-        ready=_listens('database', configuration.DATABASE_PORT)),
+        ready=listens('database', configuration.DATABASE_PORT)),
     services.Service(
         # RabbitMQ would start this itself, as a daemon nobody owns.
         name='epmd',
@@ -164,33 +166,33 @@ SERVICES = (
         after=('epmd',),
         # Its state is thrown away with the lab.
         stop_signal=signal.SIGKILL,
-        ready=_listens('rabbitmq', configuration.RABBITMQ_PORT)),
+        ready=listens('rabbitmq', configuration.RABBITMQ_PORT)),
     services.Service(
         name='keystone',
-        command=lambda place: _wsgi(place, 'keystone.wsgi.api',
-                                    configuration.KEYSTONE_PORT),
+        command=lambda place: wsgi(place, 'keystone.wsgi.api',
+                                   configuration.KEYSTONE_PORT),
         environment=_keystone_environment,
         files=lambda place: {'keystone.conf': services.render_ini(
             configuration.keystone(place))},
         after=('database',),
-        ready=_listens(NAME, configuration.KEYSTONE_PORT)),
+        ready=listens(NAME, configuration.KEYSTONE_PORT)),
     services.Service(
         name='cinder-api',
-        command=lambda place: _wsgi(
+        command=lambda place: wsgi(
             place, 'cinder.wsgi.api', configuration.CINDER_PORT,
-            '--config-file', str(_etc(place) / 'cinder.conf')),
-        environment=lambda place: _lab_on_path(place) | {
+            '--config-file', str(etc(place) / 'cinder.conf')),
+        environment=lambda place: lab_on_path(place) | {
             # The API is served by threads.
             'OS_CINDER_DISABLE_EVENTLET_PATCHING': '1'},
         files=_cinder_files,
         prepare=_cinder_prepare,
         after=('database', 'rabbitmq'),
-        ready=_listens(NAME, configuration.CINDER_PORT)),
+        ready=listens(NAME, configuration.CINDER_PORT)),
     services.Service(
         name='cinder-scheduler',
         command=lambda place: [
-            _python(place), str(place.binaries / 'cinder-scheduler'),
-            '--config-file', str(_etc(place) / 'cinder.conf')],
+            python(place), str(place.binaries / 'cinder-scheduler'),
+            '--config-file', str(etc(place) / 'cinder.conf')],
         files=_cinder_files,
         prepare=_cinder_prepare,
         after=('database', 'rabbitmq'),
@@ -204,7 +206,7 @@ def write_files(service: services.Service, place: services.Place) -> None:
     for name, content in service.files(place).items():
         if isinstance(content, services.Link):
             raise TypeError(f'{service.name}: links are for nodes')
-        path = _etc(place) / name
+        path = etc(place) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
 
@@ -223,28 +225,31 @@ def compile_environment(place: services.Place) -> None:
             f'with the Python of an environment that has it.')
     compiled = pathlib.Path(importlib.util.cache_from_source(source))
     if not compiled.exists():
-        subprocess.run([_python(place), '-m', 'compileall', '-q', '-j', '0',
+        subprocess.run([python(place), '-m', 'compileall', '-q', '-j', '0',
                         sysconfig.get_path('purelib')],
                        check=False, stdout=subprocess.DEVNULL)
 
 
 # -- The template -----------------------------------------------------------
 
-def template_directory(place: layout.Layout) -> pathlib.Path:
-    """Where the initialised database of this very recipe is kept."""
+def template_directory(place: layout.Layout, part: services.Part
+                       ) -> pathlib.Path:
+    """Where the initialised databases of this very recipe are kept."""
     digest = hashlib.sha256()
-    for package in ('keystone', 'cinder', 'SQLAlchemy', 'oslo.db'):
+    for package in (*part.packages, 'SQLAlchemy', 'oslo.db'):
         digest.update(importlib.metadata.version(package).encode() + b'\0')
     version = subprocess.run(['/usr/sbin/mariadbd', '--version'],
                              capture_output=True, check=True)
     digest.update(version.stdout)
-    for module in (__file__, configuration.__file__, layout.__file__):
-        digest.update(pathlib.Path(module).read_bytes())
-    return place.cache / f'database-{digest.hexdigest()[:16]}'
+    for source in (*part.sources, configuration.__file__, layout.__file__):
+        digest.update(pathlib.Path(source).read_bytes())
+    kind = '-'.join(('database', *part.packages))
+    return place.cache / f'{kind}-{digest.hexdigest()[:16]}'
 
 
-def install_database(place: services.Place) -> None:
-    """Make an empty data directory and Keystone's keys."""
+def install_database(place: services.Place, databases: Iterable[str]
+                     ) -> None:
+    """Make a data directory of empty databases, and Keystone's keys."""
     directory = database_directory(place)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -254,6 +259,13 @@ def install_database(place: services.Place) -> None:
          '--skip-name-resolve', '--innodb-log-file-size=16M',
          f'--datadir={directory}'],
         check=True, capture_output=True)
+    user = f"'{configuration.DATABASE_USER}'@'%'"
+    _first_statements(place).write_text('\n'.join([
+        *(f'CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4;'
+          for name in databases),
+        f'CREATE USER IF NOT EXISTS {user} '
+        f"IDENTIFIED BY '{configuration.PASSWORD}';",
+        f'GRANT ALL ON *.* TO {user};\n']))
     keys = place.directory / 'keys'
     keys.mkdir(mode=0o700, exist_ok=True)
     # What "keystone-manage fernet_setup" would write, without importing
@@ -264,30 +276,38 @@ def install_database(place: services.Place) -> None:
         key.write_bytes(base64.urlsafe_b64encode(os.urandom(32)))
 
 
-def setup_commands(place: services.Place) -> dict[str, list[str]]:
-    """What fills the empty databases; the first two may run side by side."""
-    keystone = [_python(place), str(place.binaries / 'keystone-manage'),
-                '--config-file', str(_etc(place) / 'keystone.conf')]
+def manage(place: services.Place, service: str, *arguments: str
+           ) -> list[str]:
+    """A command of a service's own tool."""
+    return [python(place), str(place.binaries / f'{service}-manage'),
+            '--config-file', str(etc(place) / f'{service}.conf'), *arguments]
+
+
+def _bootstrap(place: services.Place) -> list[str]:
     url = configuration.keystone_url(place.layout)
-    return {
-        'keystone-db-sync': [*keystone, 'db_sync'],
-        'cinder-db-sync': [
-            _python(place), str(place.binaries / 'cinder-manage'),
-            '--config-file', str(_etc(place) / 'cinder.conf'),
-            'db', 'sync'],
-        'keystone-bootstrap': [
-            *keystone, 'bootstrap',
-            '--bootstrap-username', 'admin',
-            '--bootstrap-password', configuration.PASSWORD,
-            '--bootstrap-project-name', 'admin',
-            '--bootstrap-region-id', configuration.REGION,
-            '--bootstrap-admin-url', url,
-            '--bootstrap-internal-url', url,
-            '--bootstrap-public-url', url],
-    }
+    return manage(
+        place, 'keystone', 'bootstrap',
+        '--bootstrap-username', 'admin',
+        '--bootstrap-password', configuration.PASSWORD,
+        '--bootstrap-project-name', 'admin',
+        '--bootstrap-region-id', configuration.REGION,
+        '--bootstrap-admin-url', url,
+        '--bootstrap-internal-url', url,
+        '--bootstrap-public-url', url)
 
 
-def register(identity: Any, place: layout.Layout) -> None:
+BOOTSTRAP = 'keystone-bootstrap'
+SETUP = (
+    services.Setup('keystone-db-sync',
+                   lambda place: manage(place, 'keystone', 'db_sync')),
+    services.Setup('cinder-db-sync',
+                   lambda place: manage(place, 'cinder', 'db', 'sync')),
+    services.Setup(BOOTSTRAP, _bootstrap, ('keystone-db-sync',)),
+)
+
+
+def register(identity: Any, place: layout.Layout,
+             apis: Iterable[services.Api]) -> None:
     """Tell Keystone who else there is; takes a session of its admin."""
     def create(kind: str, **values: Any) -> str:
         answer = identity.post(f'/{kind}s', json={kind: values})
@@ -305,18 +325,17 @@ def register(identity: Any, place: layout.Layout) -> None:
 
     service_project = create('project', name='service', domain_id='default')
     demo_project = create('project', name='demo', domain_id='default')
-    cinder = create('user', name='cinder', domain_id='default',
-                    password=configuration.PASSWORD)
     demo = create('user', name='demo', domain_id='default',
                   password=configuration.PASSWORD)
-    grant(service_project, cinder, 'admin', 'service')
     grant(demo_project, demo, 'member')
-    volume = create('service', name='cinder', type='volumev3',
-                    description='Block storage')
-    for interface in ('public', 'internal', 'admin'):
-        create('endpoint', service_id=volume, interface=interface,
-               region_id=configuration.REGION,
-               url=configuration.cinder_url(place))
+    for api in apis:
+        user = create('user', name=api.name, domain_id='default',
+                      password=configuration.PASSWORD)
+        grant(service_project, user, 'admin', 'service')
+        registered = create('service', name=api.name, type=api.type)
+        for interface in ('public', 'internal', 'admin'):
+            create('endpoint', service_id=registered, interface=interface,
+                   region_id=configuration.REGION, url=api.url(place))
 
 
 def save_template(place: services.Place, template: pathlib.Path) -> None:
@@ -327,7 +346,8 @@ def save_template(place: services.Place, template: pathlib.Path) -> None:
     for name in ('database', 'keys'):
         _copy(place.directory / name, draft / name)
     draft.rename(template)
-    for old in template.parent.glob('database-*'):
+    kind = template.name.rpartition('-')[0]
+    for old in template.parent.glob(f'{kind}-{"[0-9a-f]" * 16}'):
         if old != template:
             shutil.rmtree(old, ignore_errors=True)
 

@@ -22,6 +22,8 @@ _QUESTIONS = {
     'files of tgt': 'ls /var/lib/cinder/volumes',
     'targets of LIO': 'ls /sys/kernel/config/target/iscsi | grep ^iqn',
     'disks of LIO': 'ls -d /sys/kernel/config/target/core/*/*/wwn',
+    'instances': 'cd /etc/libvirt/qemu && ls *.xml;'
+                 ' ls /var/lib/nova/instances | grep -e -',
 }
 
 

@@ -12,11 +12,13 @@ import time
 from typing import Any
 from typing import Mapping
 
+from lab import agent
 from lab import errors
 from lab import kernel
 from lab import layout
 from lab import network
 from lab import node_services
+from lab import parts
 from lab import processes
 from lab import remote
 from lab import services
@@ -173,7 +175,7 @@ class Node:
         :param timeout: seconds that the boot may take
         """
         self.boot(timeout)
-        for declared in node_services.SERVICES:
+        for declared in self.declarations:
             self.service(declared.name).start(wait=wait)
 
     def kill(self, seed: int | None = None, lose: str = 'random'
@@ -205,7 +207,7 @@ class Node:
         The timeout is that of the boot; services have their own.
         """
         self._wait_for_agent(timeout)
-        for declared in node_services.SERVICES:
+        for declared in self.declarations:
             self.service(declared.name).wait_ready()
 
     def disk(self, name: str) -> pathlib.Path:
@@ -246,13 +248,17 @@ class Node:
 
     def service(self, name: str) -> NodeService:
         """One of its services."""
-        return NodeService(
-            self, services.named(node_services.SERVICES, name))
+        return NodeService(self, services.named(self.declarations, name))
+
+    @property
+    def declarations(self) -> tuple[services.Service, ...]:
+        """The services that it has."""
+        return self._part.nodes
 
     def service_states(self, names: list[str] | None = None
                        ) -> dict[str, dict[str, Any]]:
         """State of the services."""
-        names = names or [s.name for s in node_services.SERVICES]
+        names = names or [service.name for service in self.declarations]
         return self.agent.request(do='service-status', names=names,
                                   timeout=10)['services']
 
@@ -288,8 +294,7 @@ class Node:
             for section, options in merged.items()})
         self._save('environment.json',
                    self.environment | dict(environment or {}))
-        self.write_files(services.named(node_services.SERVICES,
-                                        'cinder-volume'))
+        self.write_files(services.named(self.declarations, 'cinder-volume'))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -345,8 +350,10 @@ class Node:
         place = self.place
         names = {other: self._layout.address(other)
                  for other in self._settings['nodes']}
-        self._write(node_services.base_files(place, names))
-        for declared in node_services.SERVICES:
+        self._write(node_services.base_files(place, names,
+                                             self._part.accounts))
+        self._write(self._part.files(place))
+        for declared in self.declarations:
             self.write_files(declared)
         # The state directory last: it may lie below one of the others.
         readable = [self._layout.repository]
@@ -363,7 +370,7 @@ class Node:
             'LAB_DIRECTORY': self._layout.directory,
             'LAB_READABLE': ' '.join(map(str, readable)),
             'LAB_ADDRESS': f'{self.address}/{layout.NETWORK.prefixlen}',
-            'LAB_PORT': remote.PORT,
+            'LAB_PORT': agent.PORT,
             'LAB_PYTHON': os.path.realpath(sys.executable),
             'LAB_SOURCE': _SOURCE,
             'LAB_MODULES': ' '.join(node_services.MODULES),
@@ -375,6 +382,10 @@ class Node:
                      '\n'.join(lines) + '\n',
                      str(self.directory / 'disks.sh'):
                      '\n'.join(script) + '\n'})
+
+    @property
+    def _part(self) -> services.Part:
+        return parts.of(self._settings['nova'])
 
     @property
     def _kernel(self) -> kernel.Kernel:
@@ -409,7 +420,7 @@ class Node:
         return f'02:00:00:00:00:{number:02x}'
 
     def _disks(self) -> tuple[node_services.Disk, ...]:
-        return node_services.disks(self._settings['disk_size'])
+        return node_services.disks(self._settings['disk_size'], self._part)
 
     def _wait_for_agent(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -418,7 +429,7 @@ class Node:
                 raise errors.StartFailed(
                     f'node "{self.name}"', 'its kernel ended',
                     self.console_log, processes.tail(self.console_log))
-            if self.listens(self.address, remote.PORT):
+            if self.listens(self.address, agent.PORT):
                 self.agent.request(do='ping')
                 return
             if time.monotonic() > deadline:

@@ -3,13 +3,15 @@
 
 import compileall
 import dataclasses
+import pathlib
+import pwd
 import signal
 from typing import Callable
+from typing import Iterable
+from typing import Mapping
 
 from lab import configuration
 from lab import services
-
-GIB = 1024 ** 3
 
 # What a machine keeps when its power fails lies on this disk.
 STATE_MOUNT = '/var/lib/node'
@@ -50,13 +52,13 @@ class Disk:
     use: Callable[[str], str]
 
 
-def _state(device: str) -> str:
+def _state(device: str, kept_paths: Iterable[str]) -> str:
     lines = [f'blkid -p {device} > /dev/null ||'
              f' {{ mkfs.ext4 -q -E lazy_itable_init=1 {device};'
              f' sync {device}; }}',
              f'mkdir -p {STATE_MOUNT}',
              f'mount -t ext4 {device} {STATE_MOUNT}']
-    for path in KEPT:
+    for path in kept_paths:
         kept = STATE_MOUNT + path
         lines += [f'mkdir -p {path}',
                   f'[ -e {kept} ] || {{ mkdir -p {kept};'
@@ -87,19 +89,21 @@ def _thin_group(name: str) -> Callable[[str], str]:
                         f' --name {name}-pool {name}')
 
 
-def disks(size: int) -> tuple[Disk, ...]:
+def disks(size: int, part: services.Part) -> tuple[Disk, ...]:
     """The disks of a node; the kernel names them in this order."""
     return (Disk('local', size, _group('cinder-local')),
             Disk('thin', size, _thin_group('cinder-thin')),
-            Disk('state', GIB // 2, _state))
+            Disk('state', part.state_size,
+                 lambda device: _state(device, part.kept)))
 
 
-def base_files(place: services.Place,
-               names: dict[str, str]) -> dict[str, str | services.Link]:
+def base_files(place: services.Place, names: Mapping[str, str],
+               accounts: Iterable[services.Account]
+               ) -> dict[str, str | services.Link]:
     """Files every node has, whatever runs on it."""
     hosts = ['127.0.0.1 localhost']
     hosts += [f'{address} {name}' for name, address in names.items()]
-    return {
+    return _account_files(accounts) | {
         '/etc/hostname': place.name + '\n',
         '/etc/hosts': '\n'.join(hosts) + '\n',
         '/etc/lvm/lvm.conf': _LVM,
@@ -110,6 +114,22 @@ def base_files(place: services.Place,
         # LIO settles where its state is when its module is loaded.
         '/etc/target/pr/.keep': '',
     }
+
+
+def _account_files(accounts: Iterable[services.Account]
+                   ) -> dict[str, str | services.Link]:
+    """The machine's own accounts, and those that it lacks."""
+    missing = [account for account in accounts
+               if account.name not in {entry.pw_name
+                                       for entry in pwd.getpwall()}]
+    if not missing:
+        return {}
+    users = [f'{account.name}:x:{account.number}:{account.number}::'
+             f'/nonexistent:/usr/sbin/nologin\n' for account in missing]
+    groups = [f'{account.name}:x:{account.number}:\n' for account in missing]
+    return {path: pathlib.Path(path).read_text() + ''.join(lines)
+            for path, lines in (('/etc/passwd', users),
+                                ('/etc/group', groups))}
 
 
 _LVM = '''\

@@ -14,8 +14,6 @@ from lab import agent
 from lab import errors
 from lab import network
 
-PORT = 7700
-
 Sink = Callable[[bytes], None]
 
 
@@ -167,6 +165,6 @@ class Agent:
 
     def _open(self, timeout: float) -> socket.socket:
         try:
-            return self._network.connect(self._address, PORT, timeout)
+            return self._network.connect(self._address, agent.PORT, timeout)
         except OSError as error:
             raise errors.NodeUnreachable(self._name, error) from error

@@ -56,6 +56,32 @@ class Link:
     target: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Api:
+    """An API as Keystone's catalog has it, and the user of its service."""
+
+    name: str
+    type: str
+    url: Callable[[layout.Layout], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """A command that fills empty databases, once for all later labs."""
+
+    name: str
+    command: Callable[[Place], list[str]]
+    after: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """A user of the system on a node, with a group of that name."""
+
+    name: str
+    number: int
+
+
 def nothing(place: Place) -> dict[str, Any]:
     """Of files or environment: none."""
     return {}
@@ -81,6 +107,52 @@ class Service:
     stop_signal: int = signal.SIGTERM
     stop_timeout: float = 15
     start_timeout: float = 90
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of the cloud: all that is there for one purpose.
+
+    What it needs of this machine is a program's path -> the Debian package
+    that has it.
+    """
+
+    # On the control plane
+    programs: Mapping[str, str]
+    control: tuple[Service, ...]
+    databases: tuple[str, ...]
+    # Those of a part may wait for each other and for those before it.
+    setup: tuple[Setup, ...]
+    # Python packages and files of the lab that shape the databases
+    packages: tuple[str, ...]
+    sources: tuple[str, ...]
+    apis: tuple[Api, ...]
+    # In the nodes
+    nodes: tuple[Service, ...]
+    # Directories that outlive a power cut, on a disk of this many bytes
+    kept: tuple[str, ...]
+    state_size: int
+    # Of a node that nobody wants to be smaller or larger, in bytes
+    memory: int
+    accounts: tuple[Account, ...] = ()
+    files: Callable[[Place], Mapping[str, str | Link]] = nothing
+
+    def __add__(self, other: 'Part') -> 'Part':
+        """Both of them in one cloud."""
+        return Part(
+            programs={**self.programs, **other.programs},
+            control=self.control + other.control,
+            databases=self.databases + other.databases,
+            setup=self.setup + other.setup,
+            packages=self.packages + other.packages,
+            sources=self.sources + other.sources,
+            apis=self.apis + other.apis,
+            nodes=self.nodes + other.nodes,
+            kept=self.kept + other.kept,
+            state_size=max(self.state_size, other.state_size),
+            memory=max(self.memory, other.memory),
+            accounts=self.accounts + other.accounts,
+            files=lambda place: {**self.files(place), **other.files(place)})
 
 
 @dataclasses.dataclass(frozen=True)

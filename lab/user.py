@@ -50,21 +50,26 @@ class User:
         self._api = cloud.volume_api
 
     def create_volume(self, size: int = 1, volume_type: str = 'local',
-                      node: str | None = None) -> str:
+                      node: str | None = None, image: str | None = None
+                      ) -> str:
         """Create a volume and wait for it; its id.
 
         :param size: GiB
         :param node: where; the scheduler chooses if it is None
+        :param image: what is on it; nothing if it is None
         """
-        created = self.request_volume('of-a-user', size, volume_type, node)
+        created = self.request_volume('of-a-user', size, volume_type, node,
+                                      image)
         self.wait_for_status(created, 'available')
         return created
 
     def request_volume(self, name: str, size: int, volume_type: str,
-                       node: str | None = None) -> str:
+                       node: str | None = None, image: str | None = None
+                       ) -> str:
         """Ask for a volume of `size` GiB and don't wait; its id."""
         request: dict[str, Any] = {'volume': {
-            'size': size, 'volume_type': volume_type, 'name': name}}
+            'size': size, 'volume_type': volume_type, 'name': name,
+            'imageRef': image}}
         if node:
             request['OS-SCH-HNT:scheduler_hints'] = {'query': json.dumps(
                 ['=', '$host', configuration.pool(node, volume_type)])}

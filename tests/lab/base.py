@@ -31,7 +31,7 @@ DATA_PATHS = os.environ.get('LOCALSTOR_DATA_PATHS',
 # Debian's, where helpers have NBD devices; "own" has ublk
 KERNEL = os.environ.get('LOCALSTOR_KERNEL', 'stock')
 # Of a node; each helper locks 35 MiB.
-MEMORY = os.environ.get('LOCALSTOR_MEMORY', '1G')
+MEMORY = os.environ.get('LOCALSTOR_MEMORY')
 # A move spends most of its time with waiting, and with wiping what was copied.
 QUICK = {'localstor_monitor_interval': 2, 'volume_clear_size': 64}
 # dm-clone compares nothing.
@@ -55,9 +55,11 @@ def cloud():
 class LabTestCase(testtools.TestCase):
     """A test with a cloud of three nodes and a user."""
 
+    find_cloud = staticmethod(cloud)
+
     def setUp(self):
         super().setUp()
-        self.cloud = cloud()
+        self.cloud = self.find_cloud()
         self.user = users.User(self.cloud)
         self.nodes = self.cloud.nodes
         self.volumes = []

@@ -9,10 +9,10 @@ import tempfile
 import ddt
 from oslotest import base
 
-from lab import control_plane
 from lab import errors
 from lab import layout
 from lab import node_services
+from lab import parts
 from lab import services
 
 
@@ -93,26 +93,56 @@ class ProbeTest(base.BaseTestCase):
 
 
 @ddt.ddt
-class DeclarationsTest(base.BaseTestCase):
+class PartsTest(base.BaseTestCase):
 
-    @ddt.data(control_plane.SERVICES, node_services.SERVICES)
-    def test_services_wait_only_for_those_before_them(self, declared):
-        seen = set()
-        for service in declared:
-            self.assertLessEqual(set(service.after), seen, service.name)
-            seen.add(service.name)
-
-    @ddt.data(control_plane.SERVICES, node_services.SERVICES)
-    def test_everything_renders(self, declared):
+    def setUp(self):
+        super().setUp()
         lab = layout.Layout()
-        place = services.Place('node1', lab.address('node1'),
-                               lab.node_directory('node1'), lab)
-        for service in declared:
+        self.place = services.Place('node1', lab.address('node1'),
+                                    lab.node_directory('node1'), lab)
+
+    @ddt.data('control', 'nodes', 'setup')
+    def test_everything_waits_only_for_what_is_before_it(self, kind):
+        seen = set()
+        for declared in getattr(parts.of(nova_too=True), kind):
+            self.assertLessEqual(set(declared.after), seen, declared.name)
+            seen.add(declared.name)
+
+    @ddt.data('control', 'nodes')
+    def test_everything_renders(self, kind):
+        place = self.place
+        for service in getattr(parts.of(nova_too=True), kind):
             self.assertTrue(all(isinstance(word, str)
                                 for word in service.command(place)))
             service.files(place)
             if service.ready:
                 self.assertIsInstance(service.ready(place), services.Probe)
+
+    def test_databases_are_made_of_commands_and_of_what_is_in_the_cloud(self):
+        part = parts.of(nova_too=True)
+
+        for setup in part.setup:
+            self.assertTrue(all(isinstance(word, str)
+                                for word in setup.command(self.place)))
+        for api in part.apis:
+            self.assertTrue(api.url(self.place.layout).startswith('http://'))
+
+    def test_a_cloud_without_instances_has_nothing_of_them(self):
+        part = parts.of(nova_too=False)
+
+        self.assertEqual(('keystone', 'cinder'), part.databases)
+        self.assertEqual((), part.accounts)
+        self.assertEqual({}, part.files(self.place))
+        self.assertNotIn('libvirtd', [one.name for one in part.nodes])
+
+    def test_nova_compute_has_no_database(self):
+        service = services.named(parts.of(nova_too=True).nodes,
+                                 'nova-compute')
+
+        [config] = service.files(self.place).values()
+
+        self.assertNotIn('[database]', config)
+        self.assertNotIn('mysql', config)
 
     def test_an_option_of_the_user_wins(self):
         lab = layout.Layout()
@@ -127,6 +157,29 @@ class DeclarationsTest(base.BaseTestCase):
 
         self.assertIn('volume_driver = a.Driver\n', config)
         self.assertIn('[extra]\nkey = value\n', config)
+
+
+class AccountsTest(base.BaseTestCase):
+
+    def files(self, *names):
+        lab = layout.Layout()
+        place = services.Place('node1', lab.address('node1'),
+                               lab.node_directory('node1'), lab)
+        return node_services.base_files(place, {}, [
+            services.Account(name, 64055) for name in names])
+
+    def test_what_the_machine_lacks_is_added(self):
+        files = self.files('nobody-has-this', 'root')
+
+        for path in ('/etc/passwd', '/etc/group'):
+            own = pathlib.Path(path).read_text()
+            self.assertTrue(files[path].startswith(own))
+            added = files[path].removeprefix(own)
+            self.assertTrue(added.startswith('nobody-has-this:x:64055:'))
+            self.assertEqual(1, added.count('\n'))
+
+    def test_where_nothing_lacks_the_files_stay(self):
+        self.assertNotIn('/etc/passwd', self.files('root'))
 
 
 class SiteTest(base.BaseTestCase):

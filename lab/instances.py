@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users do with instances in the lab, and what their guests say."""
+
+from collections.abc import Callable
+import json
+import time
+from typing import Any
+
+from keystoneauth1 import exceptions
+
+from lab import cloud as clouds
+from lab import node as nodes
+from lab import nova
+from lab import nova_setup
+
+# Seconds; a guest's instructions are translated, and its node's, too
+PATIENCE = 300
+
+
+class InstanceError(Exception):
+    """An instance came into a state that nobody asked for."""
+
+
+class Instance:
+    """An instance of Nova's whose guest is the lab's own."""
+
+    def __init__(self, cloud: clouds.Cloud, identity: str) -> None:
+        self.id = identity
+        self._cloud = cloud
+        self._api = cloud.compute_api
+        self._path = f'/servers/{identity}'
+
+    def show(self) -> dict[str, Any]:
+        """The server as the API shows it to an administrator."""
+        return self._api.get(self._path).json()['server']
+
+    @property
+    def status(self) -> str | None:
+        """ACTIVE and the like; None if there is none."""
+        try:
+            return self.show()['status']
+        except exceptions.NotFound:
+            return None
+
+    @property
+    def node(self) -> nodes.Node:
+        """Where it is."""
+        return self._cloud.node(self.show()['OS-EXT-SRV-ATTR:host'])
+
+    def wait_for(self, status: str, timeout: float = PATIENCE) -> None:
+        """Wait until it has a status, and nothing is under way.
+
+        :raises InstanceError: it failed, or took more than `timeout` s
+        """
+        end = time.monotonic() + timeout
+        while True:
+            found = self.show()
+            if (found['status'] == status
+                    and not found['OS-EXT-STS:task_state']):
+                return
+            if found['status'] == 'ERROR' or time.monotonic() > end:
+                raise InstanceError(
+                    f'{self.id} is {found["status"]} '
+                    f'({found["OS-EXT-STS:task_state"]}), not {status}: '
+                    f'{found.get("fault", {}).get("message", "no fault")}')
+            time.sleep(0.5)
+
+    def act(self, action: str, arguments: Any = None) -> None:
+        """Ask for an action of the API; does not wait."""
+        self._api.post(f'{self._path}/action', json={action: arguments})
+
+    def live_migrate(self, node: nodes.Node) -> None:
+        """Move it to another node while it runs.
+
+        :raises InstanceError: it is not there, in the end
+        """
+        self.act('os-migrateLive', {'host': node.name,
+                                    'block_migration': 'auto'})
+        before = self.show()['status']
+        self.wait_for('PAUSED' if before == 'PAUSED' else 'ACTIVE')
+        if self.node.name != node.name:
+            raise InstanceError(f'{self.id} is still on {self.node.name}: '
+                                f'{self.migrations()}')
+
+    def migrations(self) -> list[str]:
+        """Statuses of all its migrations."""
+        return [found['status'] for found in self._api.get(
+            f'/os-migrations?instance_uuid={self.id}').json()['migrations']]
+
+    def reboot(self) -> None:
+        """Take its power and give it back."""
+        self.act('reboot', {'type': 'HARD'})
+        self.wait_for('ACTIVE')
+
+    def attach(self, volume_id: str) -> None:
+        """Plug a volume in, and wait until its guest uses it."""
+        known = self.reports()
+        self._api.post(f'{self._path}/os-volume_attachments', json={
+            'volumeAttachment': {'volumeId': volume_id}})
+        self.wait_for_report('found', volume_id, after=len(known))
+
+    def detach(self, volume_id: str) -> None:
+        """Unplug a volume, and wait until Nova has forgotten it."""
+        self._api.delete(f'{self._path}/os-volume_attachments/{volume_id}')
+        end = time.monotonic() + PATIENCE
+        while volume_id in self.volumes():
+            if time.monotonic() > end:
+                raise InstanceError(f'{self.id} keeps {volume_id}')
+            time.sleep(0.5)
+
+    def volumes(self) -> list[str]:
+        """Ids of its volumes."""
+        return [found['volumeId'] for found in self._api.get(
+            f'{self._path}/os-volume_attachments').json()[
+                'volumeAttachments']]
+
+    def delete(self) -> None:
+        """Delete it and wait until it is gone; its volumes stay."""
+        self._api.delete(self._path)
+        end = time.monotonic() + PATIENCE
+        while (status := self.status) is not None:
+            if time.monotonic() > end:
+                raise InstanceError(f'{self.id} is {status}, not deleted')
+            time.sleep(0.5)
+
+    # -- What its guest says ------------------------------------------------
+
+    def console(self) -> str:
+        """What stands on its console since it came to its node."""
+        return self.node.run(
+            ['cat', f'{nova.STATE}/instances/{self.id}/console.log'],
+            check=False).stdout
+
+    @property
+    def panicked(self) -> bool:
+        """Whether its kernel gave up, and not because of a disk."""
+        return ('Kernel panic' in self.console() and not any(
+            report['event'] == 'wrong' for report in self.reports()))
+
+    def reports(self) -> list[dict[str, Any]]:
+        """The guest's reports among that, see ``lab/guest``."""
+        found = []
+        for line in self.console().splitlines():
+            try:
+                report = json.loads(line)
+            except ValueError:
+                # The kernel's, or not complete yet
+                continue
+            if isinstance(report, dict):
+                found.append(report)
+        return found
+
+    def wait_for_report(self, event: str, volume_id: str, after: int = 0,
+                        wanted: Callable[[dict[str, Any]], bool] = bool
+                        ) -> dict[str, Any]:
+        """Wait until the guest reports an event of a volume.
+
+        :param after: so many reports don't count
+        :param wanted: which of these reports count
+        :raises InstanceError: its disk is wrong, or it takes too long
+        """
+        end = time.monotonic() + PATIENCE
+        while True:
+            reports = self.reports()
+            for report in reports[after:]:
+                # virtio has place for 20 characters.
+                if (report['event'] == event and wanted(report)
+                        and report['serial'] == volume_id[:20]):
+                    return report
+            wrong = [report for report in reports
+                     if report['event'] == 'wrong']
+            if wrong or time.monotonic() > end:
+                raise InstanceError(
+                    f'{self.id} does not report "{event}" of {volume_id}: '
+                    f'{wrong or self.console()[-2000:]}')
+            time.sleep(0.5)
+
+    def wait_for_stamps(self, volume_id: str) -> None:
+        """Wait until the guest, booted again, has found what it had written.
+
+        :raises InstanceError: its disk is wrong, or it takes too long
+        """
+        # The console may still have what was said before.
+        self.wait_for_report('found', volume_id, wanted=lambda report:
+                             None not in report['before'])
+
+    def assert_alive(self) -> None:
+        """Wait until the guest has written to each of its volumes since now.
+
+        :raises InstanceError: a disk is wrong, or it has died
+        """
+        after = len(self.reports())
+        for volume_id in self.volumes():
+            self.wait_for_report('alive', volume_id, after)
+
+
+def boot(cloud: clouds.Cloud, volume_id: str, node: nodes.Node | None = None
+         ) -> Instance:
+    """An instance that boots from a volume; waits until its guest uses it.
+
+    :param node: where; the scheduler chooses if it is None
+    """
+    request = {'name': nova_setup.GUEST, 'flavorRef': nova_setup.GUEST,
+               'networks': 'none', 'block_device_mapping_v2': [{
+                   'boot_index': 0, 'uuid': volume_id,
+                   'source_type': 'volume', 'destination_type': 'volume'}]}
+    if node:
+        request['host'] = node.name
+    created = cloud.compute_api.post(
+        '/servers', json={'server': request}).json()['server']['id']
+    instance = Instance(cloud, created)
+    instance.wait_for('ACTIVE')
+    instance.wait_for_report('found', volume_id)
+    return instance
+
+
+def image(cloud: clouds.Cloud) -> str:
+    """Id of the image of the lab's own guest."""
+    [found] = cloud.image_api.get('/v2/images', params={
+        'name': nova_setup.GUEST}).json()['images']
+    return found['id']

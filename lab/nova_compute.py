@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nova-compute, with its privileged daemons there before anybody waits.
+
+Nova starts each when it is first needed: in a node that takes longer than all
+else of a first attach.  Here they are forked off while little is loaded.
+"""
+
+import sys
+
+# First: it changes what others import.
+from nova.cmd import compute  # noqa: I100
+
+from nova import privsep
+from os_brick import privileged
+from oslo_privsep import priv_context
+
+
+def main() -> None:
+    """Run it."""
+    for context in (privsep.sys_admin_pctxt, privileged.default):
+        context.start(priv_context.Method.FORK)
+    compute.main()
+
+
+if __name__ == '__main__':
+    sys.exit(main())

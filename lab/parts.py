@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts that a cloud of the lab can have."""
+
+from lab import configuration
+from lab import control_plane
+from lab import node_services
+from lab import nova
+from lab import services
+from lab import sizes
+
+VOLUMES = services.Part(
+    programs=control_plane.PROGRAMS | node_services.PROGRAMS,
+    control=control_plane.SERVICES,
+    databases=('keystone', 'cinder'),
+    setup=control_plane.SETUP,
+    packages=('keystone', 'cinder'),
+    sources=(control_plane.__file__,),
+    apis=(services.Api('cinder', 'volumev3', configuration.cinder_url),),
+    nodes=node_services.SERVICES,
+    kept=node_services.KEPT,
+    state_size=sizes.GIB // 2,
+    memory=sizes.GIB)
+
+INSTANCES = services.Part(
+    programs=nova.PROGRAMS,
+    control=nova.SERVICES,
+    databases=nova.DATABASES,
+    setup=nova.SETUP,
+    packages=('nova', 'openstack-placement', 'glance'),
+    sources=(nova.__file__,),
+    apis=nova.APIS,
+    nodes=nova.NODE_SERVICES,
+    kept=nova.KEPT,
+    state_size=2 * sizes.GIB,
+    # A guest is a QEMU of some 190 MiB.
+    memory=2 * sizes.GIB,
+    accounts=nova.ACCOUNTS,
+    files=nova.node_files)
+
+
+def of(nova_too: bool) -> services.Part:
+    """All that is in a cloud, with or without instances."""
+    return VOLUMES + INSTANCES if nova_too else VOLUMES
