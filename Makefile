@@ -71,7 +71,7 @@ unit-test: setup
 # for so many where helpers leave holes.  At last moves and chains where
 # helpers have ublk devices, and helpers of both kinds that are killed 200 times
 # each.  QEMU's guest is first, because it is short.
-soak: setup lab-programs lab-kernel qemu-test
+soak: setup lab-programs lab-kernel nova qemu-test
 	LOCALSTOR_SOAK_WALKS=2000 LOCALSTOR_SOAK_PAIRS=500 \
 	    LOCALSTOR_SOAK_ORDERS=300 \
 	    $(VENV)/bin/stestr run 'test_walk|test_pairs|moves.test_inter'
@@ -127,7 +127,8 @@ RUST_IS_NEW = printf '%s\n' $(RUST_VERSION) "$${found:-0}" | sort -V -C
 
 # The lab's own tests share one lab; it is taken down whatever comes of them.
 RUN_LAB_TESTS := TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color
-LAB_DOWN := status=$$?; $(LAB) --name test down && exit $$status
+LAB_DOWN := status=$$?; $(LAB) --name test down && \
+    $(LAB) --name nova down && exit $$status
 
 lab-test: setup lab-programs
 	$(RUN_LAB_TESTS) '$(SHORT)'; $(LAB_DOWN)
@@ -149,7 +150,7 @@ lab-kernel: setup
 	$(PYTHON) -m lab.kernel
 
 # Instances in the lab's nodes: who needs none of them needs no libvirt.
-nova: setup $(NOVA_READY)
+nova: setup lab-programs $(NOVA_READY)
 
 $(NOVA_READY): $(READY) lab/nova-requirements.txt
 	$(call INSTALL,nova)
@@ -162,7 +163,7 @@ lab-up: setup
 
 # Whatever this checkout has started
 lab-down: setup
-	for name in default demo test boot bench-node hydrator-ublk \
+	for name in default demo test nova boot bench-node hydrator-ublk \
 	    hydrator-nbd devstack; do \
 	    $(LAB) --name $$name down; done
 
