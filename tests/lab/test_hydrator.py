@@ -27,6 +27,7 @@ HYDRATOR = str(layout.REPOSITORY / 'hydrator' / 'target' / 'release'
                / 'localstor-hydrator')
 RUNTIME = '/run/hydrator/volume'
 GROUP = 'cinder-local'
+THIN_GROUP = 'cinder-thin'
 SIZE = 256 << 20
 # Seconds
 PATIENCE = 120
@@ -39,6 +40,8 @@ class HydratorTestCase(testtools.TestCase):
 
     kernel = ''
     frontend = ''
+    # What 16 MiB of zeros take up of a thin destination, in MiB
+    space_of_zeros = 0
 
     @classmethod
     def setUpClass(cls):
@@ -68,10 +71,12 @@ class HydratorTestCase(testtools.TestCase):
         self.fill('source', '/dev/urandom')
         self.starts = 0
 
+        self.data = self.path('data')
         self.metadata = self.path('metadata')
 
     def remove_volumes(self):
-        self.node.run(['lvremove', '-qq', '-y', GROUP], check=False)
+        self.node.run(['lvremove', '-qq', '-y', GROUP, f'{THIN_GROUP}/data'],
+                      check=False)
 
     @staticmethod
     def path(name):
@@ -86,8 +91,23 @@ class HydratorTestCase(testtools.TestCase):
                        'oflag=direct'], check=False)
 
     def checksum(self, name, skip=0):
-        return self.shell(f'dd if={self.path(name)} bs=1M skip={skip}'
+        return self.checksum_of(self.path(name), skip)
+
+    def checksum_of(self, path, skip=0):
+        return self.shell(f'dd if={path} bs=1M skip={skip}'
                           ' iflag=direct status=none | sha256sum').stdout
+
+    def make_thin_destination(self):
+        """One that has no space yet, of a pool that zeroes."""
+        self.node.run(['lvcreate', '-qq', '-y', '-V', '256M', '-n', 'data',
+                       '--thinpool', f'{THIN_GROUP}/{THIN_GROUP}-pool'])
+        self.data = f'/dev/{THIN_GROUP}/data'
+
+    def space(self):
+        """What a thin destination takes up, in MiB."""
+        percent = self.node.run(
+            ['lvs', '--noheadings', '-o', 'data_percent', self.data]).stdout
+        return 256 * float(percent) / 100
 
     # The helper
 
@@ -100,7 +120,7 @@ class HydratorTestCase(testtools.TestCase):
         """Start a helper; it lives on when the command has ended."""
         self.starts += 1
         command = [HYDRATOR, 'run', '--runtime', RUNTIME,
-                   '--move', self.move, '--data', self.path('data'),
+                   '--move', self.move, '--data', self.data,
                    '--metadata', self.metadata,
                    '--source', self.path('source'), '--new',
                    '--frontend', self.frontend, *arguments]
@@ -170,8 +190,13 @@ class HydratorTestCase(testtools.TestCase):
         self.addDetail('guest and helper', content.text_content(found.stdout))
 
     def kill_under_load(self):
+        self.shell('kill -0 $(cat /tmp/fio.pid)')
+        self.kill_it()
+
+    def kill_it(self):
+        """Kill the process that serves, which may have a supervisor."""
         pid = self.wait(lambda status: status['device'])['pid']
-        self.shell(f'kill -0 $(cat /tmp/fio.pid) && kill -9 {pid}')
+        self.shell(f'kill -9 {pid}')
 
     def begin_pieces(self, device):
         """Let two dozen writers write and read back until they are told."""
@@ -284,8 +309,7 @@ class _Moves:
             time.sleep(moments.uniform(0.5, 2.5))
             if not self.pieces_go_on():
                 break
-            pid = self.wait(lambda status: status['device'])['pid']
-            self.shell(f'kill -9 {pid}')
+            self.kill_it()
 
         result = self.pieces_result()
 
@@ -319,6 +343,29 @@ class _Moves:
         status = self.wait(lambda status: True)
         self.assertEqual('starting', status['state'])
         self.assertEqual(0, status['local'])
+
+    def test_a_thin_destination_takes_up_what_has_content(self):
+        self.shell(f'dd if=/dev/zero of={self.path("source")} bs=1M seek=64'
+                   ' count=192 oflag=direct')
+        self.make_thin_destination()
+        device = self.start('--detach', '--zeroed')
+        self.ask('start')
+        # Its successor does not know where the destination was written to.
+        self.wait(lambda status: status['local'] > 32 << 20)
+        self.kill_it()
+
+        self.wait(lambda status: status['state'] == 'done')
+
+        self.assertEqual(64, self.space())
+        self.assertEqual(self.checksum('source'), self.checksum_of(device))
+        self.node.run(['blkdiscard', '-o', '0', '-l', '16M', device])
+        self.assertEqual(48, self.space())
+        self.node.run(['blkdiscard', '-z', '-o', '16M', '-l', '16M', device])
+        self.assertEqual(32 + self.space_of_zeros, self.space())
+        self.node.run(['cmp', '-n', '32M', device, '/dev/zero'])
+        self.ask('finish')
+        self.assertEqual(self.checksum('source', skip=32),
+                         self.checksum_of(self.data, skip=32))
 
     def test_discarded_and_zeroed_blocks_read_zeros(self):
         device = self.start()
@@ -435,6 +482,8 @@ class NbdTest(_Moves, HydratorTestCase):
 
     kernel = 'stock'
     frontend = 'nbd'
+    # Linux 6.1 sends NBD zeros as data.
+    space_of_zeros = 16
 
     def make_slow_disk(self, size, latency):
         # Not dm-delay, which counts in ticks of 10 ms there.

@@ -10,11 +10,12 @@
 
 use std::collections::BTreeMap;
 
-use libc::c_long;
+use libc::{c_long, c_ulong};
+use localstor_hydrator_disks::BLKDISCARD;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule,
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule,
 };
 use tracing::warn;
 
@@ -116,14 +117,43 @@ const OLDER_NETLINK_CALLS: &[c_long] = &[libc::SYS_epoll_create, libc::SYS_epoll
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER_NETLINK_CALLS: &[c_long] = &[];
 
+/// All that the thread which discards does besides: it listens, answers, and
+/// ends.
+const DISCARDER_CALLS: &[c_long] = &[
+    libc::SYS_brk,
+    libc::SYS_close,
+    libc::SYS_exit,
+    libc::SYS_futex,
+    libc::SYS_madvise,
+    libc::SYS_munmap,
+    libc::SYS_read,
+    libc::SYS_recvfrom,
+    libc::SYS_restart_syscall,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sendto,
+    libc::SYS_sigaltstack,
+    libc::SYS_write,
+];
+
 /// Gives up what serving a frontend of this kind does not take. A kernel that
 /// does not go along is no reason not to serve.
 pub(crate) fn confine(kind: FrontendKind) {
-    if let Err(error) = drop_capabilities(needed(kind)) {
-        warn!("the process keeps its capabilities: {error}");
+    give_up("process", needed(kind), server_rules(kind));
+}
+
+/// Gives up, for the thread that discards, all but that.
+pub(crate) fn confine_discarder() {
+    give_up("thread", CapabilitySet::empty(), discarder_rules());
+}
+
+fn give_up(whose: &str, needed: CapabilitySet, rules: seccompiler::Result<Rules>) {
+    if let Err(error) = drop_capabilities(needed) {
+        warn!("the {whose} keeps its capabilities: {error}");
     }
-    if let Err(error) = filter(kind).and_then(|program| seccompiler::apply_filter(&program)) {
-        warn!("the process may make any system call: {error}");
+    let filter = rules.and_then(filter);
+    if let Err(error) = filter.and_then(|program| seccompiler::apply_filter(&program)) {
+        warn!("the {whose} may make any system call: {error}");
     }
 }
 
@@ -149,14 +179,10 @@ fn drop_capabilities(needed: CapabilitySet) -> rustix::io::Result<()> {
     set_capabilities(None, sets)
 }
 
-/// What is not in here the kernel does not know, as far as the process is
-/// concerned: for the C library that is a reason to try something else, not to
-/// die.
-fn filter(kind: FrontendKind) -> seccompiler::Result<BpfProgram> {
-    let is = |argument, value: u64| {
-        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
-            .and_then(|condition| SeccompRule::new(vec![condition]))
-    };
+/// Which calls may be made, and with what.
+type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
+
+fn server_rules(kind: FrontendKind) -> seccompiler::Result<Rules> {
     let has_none_of = |argument, bits: i32| {
         let bits = u64::from(bits as u32);
         SeccompCondition::new(
@@ -183,8 +209,29 @@ fn filter(kind: FrontendKind) -> seccompiler::Result<BpfProgram> {
     let change = libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC;
     rules.insert(libc::SYS_openat, vec![has_none_of(2, change)?]);
     let settings = [libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX];
-    let settings: Result<_, _> = settings.into_iter().map(|name| is(1, name)).collect();
-    rules.insert(libc::SYS_ioctl, settings?);
+    rules.insert(libc::SYS_ioctl, is_one_of(&settings)?);
+    Ok(rules)
+}
+
+fn discarder_rules() -> seccompiler::Result<Rules> {
+    let calls = DISCARDER_CALLS.iter().map(|call| (*call, vec![]));
+    let discards = is_one_of(&[BLKDISCARD])?;
+    Ok(calls.chain([(libc::SYS_ioctl, discards)]).collect())
+}
+
+/// Calls of ioctl for one of these.
+fn is_one_of(names: &[c_ulong]) -> Result<Vec<SeccompRule>, BackendError> {
+    let is = |name: &c_ulong| {
+        SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, *name)
+            .and_then(|condition| SeccompRule::new(vec![condition]))
+    };
+    names.iter().map(is).collect()
+}
+
+/// What is not in here the kernel does not know, as far as the process is
+/// concerned: for the C library that is a reason to try something else, not to
+/// die.
+fn filter(rules: Rules) -> seccompiler::Result<BpfProgram> {
     let filter = SeccompFilter::new(
         rules,
         SeccompAction::Errno(libc::ENOSYS as u32),
@@ -197,6 +244,7 @@ fn filter(kind: FrontendKind) -> seccompiler::Result<BpfProgram> {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
     use std::process::Command;
 
@@ -211,8 +259,15 @@ mod tests {
         kind: FrontendKind,
         act: impl FnOnce() -> T + Send + 'static,
     ) -> T {
+        within(move || confine(kind), act)
+    }
+
+    fn within<T: Send + 'static>(
+        confine: impl FnOnce() + Send + 'static,
+        act: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
         let thread = std::thread::spawn(move || {
-            confine(kind);
+            confine();
             act()
         });
         thread.join().unwrap()
@@ -271,6 +326,38 @@ mod tests {
             // The family that is always there
             router.resolve_genl_family("nlctrl").unwrap();
         });
+    }
+
+    /// How the discard of a file fails, of which nothing can be discarded.
+    fn discard(file: &File) -> Option<i32> {
+        // SAFETY: BLKDISCARD reads two u64 from where its argument points.
+        let result = unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD, &[0u64; 2]) };
+        assert_eq!(result, -1);
+        std::io::Error::last_os_error().raw_os_error()
+    }
+
+    #[test]
+    fn the_thread_that_discards_can_do_that_and_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::create(folder.path().join("file")).unwrap();
+        let other = file.try_clone().unwrap();
+        let (mut one, mut end) = UnixStream::pair().unwrap();
+        within(confine_discarder, move || {
+            assert_eq!(discard(&file), Some(libc::ENOTTY));
+            std::io::Write::write_all(&mut end, b"x").unwrap();
+            for refused in [
+                File::open("/dev/null").map(|_| ()),
+                file.set_len(0),
+                UnixStream::pair().map(|_| ()),
+                end.set_nonblocking(true),
+                io_uring::IoUring::new(8).map(|_| ()),
+            ] {
+                assert_eq!(refused.unwrap_err().raw_os_error(), UNKNOWN);
+            }
+        });
+        std::io::Read::read_exact(&mut one, &mut [0]).unwrap();
+        let refused = confined(FrontendKind::Nbd, move || discard(&other));
+        assert_eq!(refused, UNKNOWN);
     }
 
     #[test]

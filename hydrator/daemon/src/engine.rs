@@ -5,10 +5,12 @@ use localstor_hydrator_core::{
     Action, Buffer, Config, Device, Failure, Io, Memory as CoreMemory, Notice, Tag, Time, Volume,
 };
 use localstor_hydrator_disks::{
-    Cover, Discard, Disk, Event, Memory, MemoryError, Owner, Ring, Span, Token,
+    Cover, Discarder, Disk, Event, Memory, MemoryError, Owner, Ring, Span, Token,
 };
 use localstor_hydrator_frontends::{Arrival, Outcome};
 use tracing::{info, warn};
+
+use crate::confinement;
 
 /// Size of the zeros that are written where a disk can't make them, in bytes.
 const ZEROS: usize = 256 << 10;
@@ -133,6 +135,15 @@ impl CoreMemory for Buffers {
     }
 }
 
+/// How Linux is asked to discard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Discard {
+    /// By the ring, since 6.12.
+    Command,
+    /// By the thread that waits.
+    Thread,
+}
+
 /// How an operation is being carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -140,7 +151,8 @@ enum Step {
     Write { fua: bool },
     Flush,
     // Zeros, by the best means that the disk has not refused.
-    Discard { how: Discard, fua: bool },
+    // A discard is of so many bytes, whole units, whatever becomes known later.
+    Discard { how: Discard, whole: u64, fua: bool },
     Unmap { fua: bool },
     ZeroRange { fua: bool },
     WriteZeros { fua: bool },
@@ -172,6 +184,7 @@ pub(crate) struct Engine {
     covered: Vec<(u32, Io)>,
     // How data discard, in which units: where discarded space reads zeros.
     discards: Option<(Discard, u64)>,
+    discarder: Option<Discarder>,
     // Data can't give space back and promise zeros; nor can it make zeros.
     unmaps: bool,
     makes_zeros: bool,
@@ -224,6 +237,7 @@ impl Engine {
             flushes: Vec::new(),
             covered: Vec::new(),
             discards: discards.map(|unit| (Discard::Command, unit)),
+            discarder: None,
             unmaps: true,
             makes_zeros: true,
         })
@@ -232,6 +246,17 @@ impl Engine {
     /// The core.
     pub(crate) fn volume(&mut self) -> &mut Volume {
         &mut self.volume
+    }
+
+    /// Starts a thread for discards, if there may be some. The volume must be
+    /// open. Whether the thread is needed is known when the first is refused,
+    /// which is too late to start one: the process is confined by then.
+    pub(crate) fn start_discarder(&mut self) -> std::io::Result<()> {
+        if self.discarding(Device::Data).is_some() {
+            let confine = confinement::confine_discarder;
+            self.discarder = Some(Discarder::start(&self.disks.data, confine)?);
+        }
+        Ok(())
     }
 
     /// A request of the guest's.
@@ -370,18 +395,23 @@ impl Engine {
         self.disks.cover.is_some()
     }
 
+    /// Whether what is discarded reads zeros.
+    fn reads_zeros(&self, device: Device) -> bool {
+        device == Device::Data && self.volume.is_zeroed()
+    }
+
     /// How data discard, if what is discarded reads zeros: a thin pool has no
     /// other way to give space back.
     fn discarding(&self, device: Device) -> Option<(Discard, u64)> {
-        let reads_zeros = device == Device::Data && self.volume.is_zeroed();
-        self.discards.filter(|_| reads_zeros)
+        self.discards.filter(|_| self.reads_zeros(device))
     }
 
     /// How to begin to make zeros.
     fn zeroing(&self, device: Device, offset: u64, length: u64, fua: bool) -> Step {
         if let Some((how, unit)) = self.discarding(device) {
             if offset % unit == 0 && length >= unit {
-                return Step::Discard { how, fua };
+                let whole = length / unit * unit;
+                return Step::Discard { how, whole, fua };
             }
             return Step::WriteZeros { fua };
         }
@@ -448,8 +478,11 @@ impl Engine {
                 // SAFETY: as above; nobody writes to it, at least.
                 unsafe { disk.write(ring, span, offset, fua, token) };
             }
-            (Step::Discard { how, .. }, _) => {
-                disk.discard(ring, how, offset, self.piece(&operation), token);
+            (Step::Discard { how, whole, .. }, _) => {
+                match self.discarder.as_mut().filter(|_| how == Discard::Thread) {
+                    Some(discarder) => discarder.discard(ring, offset, whole, token),
+                    None => disk.discard(ring, offset, whole, token),
+                }
             }
             (Step::Unmap { .. }, _) => disk.unmap(ring, offset, length, token),
             (Step::ZeroRange { .. }, _) => disk.zero(ring, offset, length, token),
@@ -474,7 +507,17 @@ impl Engine {
         else {
             return;
         };
-        match self.follow_up(&operation, event.result) {
+        let result = match (operation.step, &mut self.discarder) {
+            (
+                Step::Discard {
+                    how: Discard::Thread,
+                    ..
+                },
+                Some(discarder),
+            ) => discarder.answer(ring),
+            _ => event.result,
+        };
+        match self.follow_up(&operation, result) {
             Ok(Some(next)) => self.carry_out(ring, index, next),
             Ok(None) => self.finish(now, index, &operation, Ok(())),
             Err(failure) => {
@@ -485,7 +528,7 @@ impl Engine {
                     operation.step,
                     operation.length,
                     operation.offset,
-                    std::io::Error::from_raw_os_error(-event.result)
+                    std::io::Error::from_raw_os_error(-result)
                 );
                 self.finish(now, index, &operation, Err(failure));
             }
@@ -513,7 +556,7 @@ impl Engine {
         let before = offset.next_multiple_of(unit) - offset;
         let whole = length.saturating_sub(before) / unit * unit;
         match operation.step {
-            Step::Discard { .. } => whole,
+            Step::Discard { whole, .. } => whole,
             _ if before > 0 && whole > 0 => before.min(ZEROS as u64),
             _ => length.min(ZEROS as u64),
         }
@@ -533,11 +576,11 @@ impl Engine {
         };
         let refused = matches!(-result, libc::EOPNOTSUPP | libc::EINVAL | libc::ENODEV);
         match operation.step {
-            Step::Discard { how, fua } if refused => {
+            Step::Discard { how, fua, .. } if refused => {
                 // Others may have been refused before.
                 if let Some((known, unit)) = self.discards.filter(|(known, _)| *known == how) {
-                    let other = (known == Discard::Command).then_some(Discard::Fallocate);
-                    self.discards = other.map(|other| (other, unit));
+                    let waits = known == Discard::Command && self.discarder.is_some();
+                    self.discards = waits.then_some((Discard::Thread, unit));
                 }
                 return Ok(Some(self.zeroing_on(operation, fua)));
             }
@@ -556,7 +599,7 @@ impl Engine {
         }
         let done = match operation.step {
             Step::Flush => return Ok(None),
-            Step::Discard { .. } => self.piece(operation),
+            Step::Discard { whole, .. } => whole,
             Step::Unmap { .. } | Step::ZeroRange { .. } => operation.length,
             Step::Read | Step::Write { .. } | Step::WriteZeros { .. } => u64::from(result as u32),
         };
@@ -583,7 +626,7 @@ impl Engine {
             }
             Step::Discard { fua, .. } | Step::Unmap { fua } | Step::ZeroRange { fua } => flush(fua),
             // Some of it may have been discarded.
-            Step::WriteZeros { fua } if self.discarding(operation.device).is_some() => flush(fua),
+            Step::WriteZeros { fua } if self.reads_zeros(operation.device) => flush(fua),
             _ => (left > 0).then_some(rest),
         })
     }
@@ -826,15 +869,19 @@ mod tests {
         };
         let device = String::from_utf8(output.stdout).unwrap();
         let device = Path::new(device.trim_end());
-        for (zeroed, offset, length) in [
-            (true, UNIT, 3 * UNIT),
-            (true, UNIT - 8192, 4 * UNIT),
-            (true, 2 * UNIT + 4096, UNIT),
-            (true, 4096, 8192),
-            (false, 0, 2 * UNIT),
+        for (how, zeroed, offset, length) in [
+            (Discard::Command, true, UNIT, 3 * UNIT),
+            (Discard::Command, true, UNIT - 8192, 4 * UNIT),
+            (Discard::Command, true, 2 * UNIT + 4096, UNIT),
+            (Discard::Command, true, 4096, 8192),
+            (Discard::Command, false, 0, 2 * UNIT),
+            (Discard::Thread, true, UNIT, 3 * UNIT),
+            (Discard::Thread, true, UNIT - 8192, 4 * UNIT),
         ] {
             let mut bench = Bench::over(tempfile::tempdir().unwrap(), device, zeroed);
-            let (how, least) = bench.engine.discards.unwrap();
+            bench.engine.start_discarder().unwrap();
+            assert_eq!(bench.engine.discarder.is_some(), zeroed);
+            let (_, least) = bench.engine.discards.unwrap();
             assert!(least <= UNIT);
             bench.engine.discards = Some((how, UNIT));
             bench.submit_at(offset, Operation::Discard, length, None);
@@ -853,9 +900,10 @@ mod tests {
                 bench.wait();
             };
             assert_eq!(answer, Ok(()));
+            let (last, _) = bench.engine.discards.unwrap();
             assert!(
-                bench.engine.discards.is_some(),
-                "Linux discards in one of two ways"
+                last == how || last == Discard::Thread,
+                "Linux before 6.12 has no command"
             );
             let whole = (offset + length) / UNIT * UNIT;
             let whole = whole.saturating_sub(offset.next_multiple_of(UNIT));
@@ -878,6 +926,29 @@ mod tests {
                 .unwrap()
                 .success()
         );
+    }
+
+    #[test]
+    fn what_a_discard_has_left_is_zeroed_when_another_was_refused_meanwhile() {
+        const UNIT: u64 = 64 << 10;
+        let mut bench = Bench::over(tempfile::tempdir().unwrap(), Path::new("data"), true);
+        let engine = &mut bench.engine;
+        engine.discards = Some((Discard::Command, UNIT));
+        let discard = super::Operation {
+            io: Io::from_bits(1),
+            device: Device::Data,
+            step: engine.zeroing(Device::Data, 0, UNIT + 4096, true),
+            offset: 0,
+            length: UNIT + 4096,
+            span: None,
+        };
+        engine.discards = None;
+        let rest = engine.follow_up(&discard, 0).unwrap().unwrap();
+        assert_eq!((rest.offset, rest.length), (UNIT, 4096));
+        let step = Step::WriteZeros { fua: true };
+        let written = super::Operation { step, ..rest };
+        let last = engine.follow_up(&written, 4096).unwrap().unwrap();
+        assert_eq!(last.step, Step::Flush, "for what was discarded");
     }
 
     #[test]

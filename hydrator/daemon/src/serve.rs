@@ -352,6 +352,9 @@ impl Server {
             .context("cannot remove marks")?;
         self.runtime.show(frontend.device())?;
         self.frontend = Some(frontend);
+        if let Err(error) = self.engine.start_discarder() {
+            warn!("what the guest discards may go on to take up space: {error}");
+        }
         // Nothing has come from a guest yet.
         confinement::confine(kind);
         Ok(())

@@ -20,8 +20,6 @@ const LOGICAL_BLOCK: libc::c_ulong = 0x1268;
 /// `BLKGETSIZE64` of linux/fs.h: the size of the device, in bytes.
 const SIZE: libc::c_ulong = 0x8008_1272;
 
-/// `FALLOC_FL_NO_HIDE_STALE` of linux/falloc.h until Linux 6.12.
-const NO_HIDE_STALE: i32 = 4;
 /// `BLOCK_URING_CMD_DISCARD` of linux/blkdev.h since Linux 6.12.
 const COMMAND_DISCARD: u32 = 0x1200;
 
@@ -74,15 +72,6 @@ pub enum Access {
     Exclusive(Duration),
 }
 
-/// How Linux is asked to discard, without a thread that waits for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Discard {
-    /// Since 6.12.
-    Command,
-    /// Before that.
-    Fallocate,
-}
-
 enum Handle {
     Fixed(types::Fixed),
     Plain(types::Fd),
@@ -93,7 +82,7 @@ pub struct Disk {
     path: PathBuf,
     handle: Handle,
     // Closes it at the end, and with it gives up the lock.
-    _file: File,
+    file: File,
     size: u64,
     logical_block: u32,
     // Of a block device: major and minor.
@@ -151,11 +140,15 @@ impl Disk {
         Ok(Disk {
             path: path.to_owned(),
             handle,
-            _file: file,
+            file,
             size,
             logical_block,
             number,
         })
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Where it is.
@@ -285,12 +278,9 @@ impl Disk {
     }
 
     /// Gives the space of whole units back; what is read there then is the
-    /// disk's affair. Completes with 0, or EOPNOTSUPP if it can't be done so.
-    pub fn discard(&self, ring: &mut Ring, how: Discard, offset: u64, length: u64, token: Token) {
-        if how == Discard::Fallocate {
-            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE | NO_HIDE_STALE;
-            return self.allocate(ring, mode, offset, length, token);
-        }
+    /// disk's affair. Completes with 0, or EOPNOTSUPP if Linux can't do that
+    /// (before 6.12) or the disk can't.
+    pub fn discard(&self, ring: &mut Ring, offset: u64, length: u64, token: Token) {
         let mut command = [0; 16];
         command[..8].copy_from_slice(&length.to_ne_bytes());
         let entry = on!(self, |target| opcode::UringCmd16::new(
@@ -300,7 +290,9 @@ impl Disk {
         .cmd(command)
         .addr(Some(offset))
         .build());
-        push_plain(ring, entry, token);
+        // Linux would try first not to wait for anything, and takes a disk that
+        // can't promise that, as dm-thin, for one that can't discard.
+        push_plain(ring, entry.flags(squeue::Flags::ASYNC), token);
     }
 
     fn allocate(&self, ring: &mut Ring, mode: i32, offset: u64, length: u64, token: Token) {

@@ -3,14 +3,17 @@
 //!
 //! One thread owns one [`Ring`]. Everything it waits for arrives there: disks,
 //! the guest's requests, control connections, timers. A [`Token`] says whose
-//! completion it is.
+//! completion it is. What Linux has no way to ask for without waiting, a
+//! [`Discarder`] waits for.
 
 mod cover;
+mod discarder;
 mod disk;
 mod memory;
 mod ring;
 
 pub use cover::Cover;
-pub use disk::{Access, Discard, Disk, OpenError};
+pub use discarder::{BLKDISCARD, Discarder};
+pub use disk::{Access, Disk, OpenError};
 pub use memory::{Memory, MemoryError, Span};
 pub use ring::{Event, Owner, PAUSED, Ring, Token, enable};

@@ -316,7 +316,8 @@ pub fn enable<E: squeue::EntryMarker>(
 ) -> io::Result<()> {
     let requests = requests.iter().copied().map(Restriction::sqe_op);
     let registrations = registrations.iter().copied().map(Restriction::register_op);
-    let flags = Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits());
+    let flags = squeue::Flags::FIXED_FILE | squeue::Flags::ASYNC;
+    let flags = Restriction::sqe_flags_allowed(flags.bits());
     let mut allowed: Vec<_> = requests.chain(registrations).chain([flags]).collect();
     ring.submitter().register_restrictions(&mut allowed)?;
     ring.submitter().register_enable_rings()

@@ -6,7 +6,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use localstor_hydrator_disks::{Access, Disk, Event, Memory, OpenError, Owner, Ring, Span, Token};
+use localstor_hydrator_disks::{
+    Access, Discarder, Disk, Event, Memory, OpenError, Owner, Ring, Span, Token,
+};
 
 const AT_ONCE: Access = Access::Exclusive(Duration::ZERO);
 
@@ -98,6 +100,33 @@ fn zeroed_and_unmapped_ranges_read_zeros() {
     assert!(content[..65536].iter().all(|&byte| byte == 0));
     assert!(content[65536..131072].iter().all(|&byte| byte == 0xaa));
     assert!(content[131072..196608].iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn discards_that_a_thread_waits_for_are_each_answered() {
+    let path = file("discard");
+    let Bench { mut ring, disk, .. } = bench(&path, false);
+    let mut discarder = Discarder::start(&disk, || {}).unwrap();
+    for detail in 0..100 {
+        discarder.discard(&mut ring, detail << 12, 4096, token(detail));
+    }
+    for detail in 0..100 {
+        assert_eq!(done(&mut ring).token, token(detail));
+        // A file is no device.
+        assert_eq!(discarder.answer(&mut ring), -libc::ENOTTY);
+    }
+}
+
+#[test]
+fn a_discard_fails_when_its_thread_is_gone() {
+    let path = file("gone");
+    let Bench { mut ring, disk, .. } = bench(&path, false);
+    let mut discarder = Discarder::start(&disk, || panic!("a bad day")).unwrap();
+    for detail in 0..3 {
+        discarder.discard(&mut ring, 0, 4096, token(detail));
+        assert_eq!(done(&mut ring).token, token(detail));
+        assert_eq!(discarder.answer(&mut ring), -libc::EIO);
+    }
 }
 
 #[test]
