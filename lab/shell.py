@@ -3,10 +3,9 @@
 
 ``shell.py [OPTION]... HOST COMMAND [ARGUMENT]...`` as Nova calls ssh.  It
 needs neither keys nor a daemon, because every node has an agent; nothing but
-the standard library and the agent's protocol.
+the standard library and the lab.
 """
 
-import json
 import os
 import pathlib
 import socket
@@ -14,7 +13,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from lab import agent  # noqa: E402
+from lab import errors  # noqa: E402
+from lab import remote  # noqa: E402
 
 # Options that are followed by a value
 _WITH_VALUE = ('-o', '-p', '-i', '-l')
@@ -31,26 +31,27 @@ def parse(arguments):
     return host, command
 
 
+class _Network:
+    """As a node has it, which is in the lab's network with all it does."""
+
+    @staticmethod
+    def connect(address, port, timeout=None):
+        """A TCP connection."""
+        return socket.create_connection((address, port), timeout)
+
+
 def run(host, command):
     """Run a command there on our input, pass its output on; its status."""
-    # ssh gives the words to a shell, joined.
-    request = {'do': 'run', 'argv': ['sh', '-c', ' '.join(command)],
-               'environment': dict(os.environ), 'timeout': None,
-               'directory': None, 'terminal': None}
-    reader = agent.FrameReader()
-    with socket.create_connection((host, agent.PORT)) as connection:
-        agent.send_frame(connection, b'Q', json.dumps(request).encode())
-        while data := os.read(0, agent.CHUNK):
-            agent.send_frame(connection, b'I', data)
-        agent.send_frame(connection, b'I')
-        while True:
-            for kind, payload in reader.feed(connection.recv(agent.CHUNK)):
-                if kind == b'O':
-                    os.write(1, payload)
-                elif kind == b'E':
-                    os.write(2, payload)
-                else:
-                    return json.loads(payload).get('returncode', 255)
+    agent = remote.Agent(host, host, _Network())
+    try:
+        # ssh gives the words to a shell, joined.
+        return agent.stream(['sh', '-c', ' '.join(command)], dict(os.environ),
+                            lambda data: os.write(1, data),
+                            lambda data: os.write(2, data), source=0)
+    except errors.LabError as error:
+        # As ssh ends when it has no connection
+        print(error, file=sys.stderr)
+        return 255
 
 
 if __name__ == '__main__':

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 from oslotest import base
@@ -47,7 +48,7 @@ class RunTest(base.BaseTestCase):
                   f'sys.exit(shell.run("127.0.0.1", {list(command)!r}))')
         done = subprocess.run([sys.executable, '-c', script],
                               capture_output=True, text=True, check=False,
-                              input=given)
+                              input=given, timeout=60)
         return done.returncode, done.stdout, done.stderr
 
     def test_output_and_status_come_back(self):
@@ -64,3 +65,15 @@ class RunTest(base.BaseTestCase):
 
         self.assertEqual(127, status)
         self.assertIn('not found', error)
+
+    def test_an_agent_that_hangs_up(self):
+        with socket.create_server(('127.0.0.1', 0)) as server:
+            self.port = server.getsockname()[1]
+            thread = threading.Thread(
+                target=lambda: server.accept()[0].close())
+            thread.start()
+            status, _, error = self.run_there('true')
+            thread.join()
+
+        self.assertEqual(255, status)
+        self.assertIn('127.0.0.1', error)
