@@ -102,11 +102,8 @@ class Instance:
     def detach(self, volume_id: str) -> None:
         """Unplug a volume, and wait until Nova has forgotten it."""
         self._api.delete(f'{self._path}/os-volume_attachments/{volume_id}')
-        end = time.monotonic() + PATIENCE
-        while volume_id in self.volumes():
-            if time.monotonic() > end:
-                raise InstanceError(f'{self.id} keeps {volume_id}')
-            time.sleep(0.5)
+        self._wait_while(lambda: volume_id in self.volumes(),
+                         f'keeps {volume_id}')
 
     def volumes(self) -> list[str]:
         """Ids of its volumes."""
@@ -117,10 +114,14 @@ class Instance:
     def delete(self) -> None:
         """Delete it and wait until it is gone; its volumes stay."""
         self._api.delete(self._path)
+        self._wait_while(lambda: self.status is not None, 'is not deleted')
+
+    def _wait_while(self, condition: Callable[[], bool], complaint: str
+                    ) -> None:
         end = time.monotonic() + PATIENCE
-        while (status := self.status) is not None:
+        while condition():
             if time.monotonic() > end:
-                raise InstanceError(f'{self.id} is {status}, not deleted')
+                raise InstanceError(f'{self.id} {complaint}: {self.status}')
             time.sleep(0.5)
 
     # -- What its guest says ------------------------------------------------

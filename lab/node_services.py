@@ -182,6 +182,14 @@ def _iscsid_files(place: services.Place) -> dict[str, str]:
             f'{place.layout.identity}-{place.name}\n'}
 
 
+def repository_on_path(place: services.Place) -> dict[str, str]:
+    """Environment with the driver of this repository, wherever one is
+    installed.
+    """
+    return {'PYTHONPATH': f'{place.layout.repository / "lab" / "site"}:'
+                          f'{place.layout.repository}'}
+
+
 SERVICES = (
     services.Service(
         name='iscsid',
@@ -214,10 +222,7 @@ SERVICES = (
                 configuration.cinder_volume(place, _cinder_config(place))),
             '/etc/cinder/cinder.conf': services.Link(
                 _cinder_config(place))},
-        environment=lambda place: {
-            # The driver of this repository, wherever one is installed
-            'PYTHONPATH': f'{place.layout.repository / "lab" / "site"}:'
-                          f'{place.layout.repository}'},
+        environment=repository_on_path,
         prepare=_cinder_prepare,
         after=('iscsid', 'tgtd'),
         ready=lambda place: services.Probe(

@@ -6,13 +6,13 @@ that has no networks; in the nodes libvirtd and nova-compute.
 """
 
 import functools
-import os
 from typing import Mapping
 import uuid
 
 from lab import configuration
 from lab import control_plane
 from lab import layout
+from lab import node_services
 from lab import services
 
 PROGRAMS = {
@@ -215,14 +215,27 @@ def _nova_api_environment(place: services.Place) -> Mapping[str, str]:
         'OS_NOVA_CONFIG_FILES': ';'.join(files)}
 
 
-def _nova_command(name: str, place: services.Place) -> list[str]:
-    return [control_plane.python(place), str(place.binaries / name),
-            '--config-file', str(control_plane.etc(place) / 'nova.conf')]
-
-
 def _glance_prepare(place: services.Place) -> None:
     for name in ('images', 'staging', 'tasks', 'locks'):
         (place.directory / GLANCE / name).mkdir(parents=True, exist_ok=True)
+
+
+def _joined(place: services.Place) -> services.Probe:
+    """Ready when Nova's other services can know of it."""
+    return services.Probe(says='Join ServiceGroup membership')
+
+
+def _worker(name: str, *after: str) -> services.Service:
+    """A service of Nova's that takes its work from the queue."""
+    return services.Service(
+        name=name,
+        command=lambda place: [
+            control_plane.python(place), str(place.binaries / name),
+            '--config-file', str(control_plane.etc(place) / 'nova.conf')],
+        files=_nova_files,
+        prepare=_nova_prepare,
+        after=('database', 'rabbitmq', *after),
+        ready=_joined)
 
 
 SERVICES = (
@@ -263,22 +276,8 @@ SERVICES = (
         prepare=_nova_prepare,
         after=('database', 'rabbitmq'),
         ready=control_plane.listens(control_plane.NAME, COMPUTE_PORT)),
-    services.Service(
-        name='nova-conductor',
-        command=functools.partial(_nova_command, 'nova-conductor'),
-        files=_nova_files,
-        prepare=_nova_prepare,
-        after=('database', 'rabbitmq'),
-        ready=lambda place: services.Probe(
-            says='Join ServiceGroup membership')),
-    services.Service(
-        name='nova-scheduler',
-        command=functools.partial(_nova_command, 'nova-scheduler'),
-        files=_nova_files,
-        prepare=_nova_prepare,
-        after=('database', 'rabbitmq', PLACEMENT),
-        ready=lambda place: services.Probe(
-            says='Join ServiceGroup membership')),
+    _worker('nova-conductor'),
+    _worker('nova-scheduler', PLACEMENT),
 )
 
 
@@ -343,15 +342,11 @@ NODE_SERVICES = (
         command=lambda place: [
             control_plane.python(place), '-m', 'lab.nova_compute',
             '--config-file', _compute_config(place)],
-        environment=lambda place: {
-            'PYTHONPATH': os.pathsep.join(map(str, (
-                place.layout.repository / 'lab' / 'site',
-                place.layout.repository)))},
+        environment=node_services.repository_on_path,
         files=lambda place: {_compute_config(place): services.render_ini(
             _nova_compute(place))},
         after=('libvirtd',),
-        ready=lambda place: services.Probe(
-            says='Join ServiceGroup membership'),
+        ready=_joined,
         stop_timeout=20,
         start_timeout=900),
 )
