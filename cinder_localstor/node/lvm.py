@@ -421,10 +421,13 @@ class LVMVolumeGroup(interface.VolumeGroup):
         # A thin pool hands out zeroed blocks only.
         if volume is None or self.thin:
             return
+        size = volume.size // units.Mi
         volume_utils.clear_volume(
-            volume.size // units.Mi, self.path(name),
+            size, self.path(name),
             volume_clear=self._configuration.volume_clear,
-            volume_clear_size=self._configuration.volume_clear_size,
+            # Cinder's function would write on behind the end; 0 is all.
+            volume_clear_size=min(self._configuration.volume_clear_size,
+                                  size),
             volume_clear_ionice=(self._configuration.volume_clear_ionice
                                  or IDLE))
         # Before the volume goes, or nobody would know what is not wiped.

@@ -78,6 +78,15 @@ class CloneEngineTest(unittest.TestCase):
         self.engine.create_map(self.move)
         self.assertEqual({3: 'local'}, self.disk().regions)
 
+    def test_map_leaves_zeros_behind(self):
+        self.engine.create_map(self.move)
+        disk = self.node.metadata.disks['volume-m-regions']
+        disk.regions[3] = 'arrived'
+        self.engine.remove_map(self.move)
+        self.assertNotIn('volume-m-regions', self.node.metadata.disks)
+        self.assertEqual({}, disk.regions)
+        self.engine.remove_map(self.move)
+
     def test_without_a_map_nothing_is_built(self):
         error = self.assertRaises_(exception.MetadataMissing)
         self.assertIn('group/volume-m-regions', str(error))

@@ -269,6 +269,15 @@ class ThickTest(GroupTestCase):
             1024, '/dev/disks/volume-1', volume_clear='zero',
             volume_clear_size=5, volume_clear_ionice='-c3')
 
+    def test_clear_ends_where_the_volume_ends(self):
+        self.override('volume_clear_size', 64)
+        self.command.answer('lvs', lvs(row(lv_size=str(4 * units.Mi))))
+        with mock.patch('cinder.volume.volume_utils.copy_volume') as copy:
+            self.group.clear('volume-1')
+        [written] = copy.mock_calls
+        self.assertEqual(('/dev/zero', '/dev/disks/volume-1', 4),
+                         written.args[:3])
+
     def test_nothing_is_wiped_where_the_operator_does_not_want_it(self):
         # Cinder's function, which is not called, takes no such value.
         self.override('volume_clear', 'none')
