@@ -487,7 +487,7 @@ impl Engine {
             (Step::Unmap { .. }, _) => disk.unmap(ring, offset, length, token),
             (Step::ZeroRange { .. }, _) => disk.zero(ring, offset, length, token),
             (Step::WriteZeros { fua }, _) => {
-                let count = self.piece(&operation) as usize;
+                let count = self.zeros_written(&operation) as usize;
                 let span = self.zeros.part(0, count).unwrap_or(self.zeros);
                 // SAFETY: nobody ever writes to the zeros.
                 unsafe { disk.write(ring, span, offset, fua, token) };
@@ -546,20 +546,21 @@ impl Engine {
         }
     }
 
-    /// How much of what is left of an operation is zeroed at once, in bytes:
-    /// whole units are discarded, and what is before and behind them written.
-    fn piece(&self, operation: &Operation) -> u64 {
+    /// How many zeros of what is left of an operation are written at once, in
+    /// bytes: none of the whole units that can be discarded.
+    fn zeros_written(&self, operation: &Operation) -> u64 {
         let Operation { offset, length, .. } = *operation;
         let unit = self
             .discarding(operation.device)
             .map_or(1, |(_, unit)| unit);
         let before = offset.next_multiple_of(unit) - offset;
-        let whole = length.saturating_sub(before) / unit * unit;
-        match operation.step {
-            Step::Discard { whole, .. } => whole,
-            _ if before > 0 && whole > 0 => before.min(ZEROS as u64),
-            _ => length.min(ZEROS as u64),
-        }
+        let has_unit = length.saturating_sub(before) >= unit;
+        let written = if before > 0 && has_unit {
+            before
+        } else {
+            length
+        };
+        written.min(ZEROS as u64)
     }
 
     /// What remains to be done of an operation after the kernel's answer.
@@ -891,12 +892,11 @@ mod tests {
                     break answer;
                 }
                 let pieces = bench.engine.operations.iter().flatten();
-                let discards =
-                    pieces.filter(|operation| matches!(operation.step, Step::Discard { .. }));
-                discarded = discards
-                    .map(|found| bench.engine.piece(found))
-                    .sum::<u64>()
-                    .max(discarded);
+                let discards = pieces.map(|operation| match operation.step {
+                    Step::Discard { whole, .. } => whole,
+                    _ => 0,
+                });
+                discarded = discards.sum::<u64>().max(discarded);
                 bench.wait();
             };
             assert_eq!(answer, Ok(()));

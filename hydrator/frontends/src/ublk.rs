@@ -538,9 +538,14 @@ impl Ublk {
         unsafe { ring.push(entry, Token::new(Owner::Frontend, u64::from(tag))) };
     }
 
+    /// Where the data of requests is; None if the kernel copies it by itself.
+    fn content(&self) -> Option<&File> {
+        self.device.as_ref().filter(|_| self.copies)
+    }
+
     /// Copies what the guest writes into `span`.
     fn fetch_data(&self, tag: u16, mut span: Span) -> Result<(), Errno> {
-        let Some(device) = self.device.as_ref().filter(|_| self.copies) else {
+        let Some(device) = self.content() else {
             return Ok(());
         };
         // SAFETY: the tag's own memory, which the engine does not have yet.
@@ -550,7 +555,7 @@ impl Ublk {
 
     /// Copies what was read into `span` to the guest.
     fn deliver_data(&self, tag: u16, span: Span) -> Result<(), Errno> {
-        let Some(device) = self.device.as_ref().filter(|_| self.copies) else {
+        let Some(device) = self.content() else {
             return Ok(());
         };
         // SAFETY: the tag's own memory, which the engine has given back.
