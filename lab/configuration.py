@@ -154,6 +154,8 @@ def cinder_control(place: services.Place) -> Sections:
     state = place.directory / 'cinder'
     return services.merged(cinder(place), {
         'DEFAULT': {'state_path': state,
+                    # A node of the lab takes minutes where a machine is busy.
+                    'rpc_response_timeout': 150,
                     'osapi_volume_listen': place.address,
                     'osapi_volume_listen_port': CINDER_PORT,
                     # The last lets a user of the lab name a node.
