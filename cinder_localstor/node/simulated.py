@@ -26,6 +26,8 @@ from cinder_localstor.node import interface
 
 # Sectors: sixteen regions a GiB keep simulated hydration quick.
 REGION = 64 * units.Mi // interface.SECTOR
+# What a thick volume holds before anybody has written to it.
+OLD_CONTENT = 'an old tenant'
 
 
 class Fault(enum.Enum):
@@ -238,8 +240,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
                 free=free, needed=size)
         # What the disk held before belongs to somebody else.
         self.disks[name] = Disk(size, tags, {
-            number: 'an old tenant' for number in range(64)
-            if not self.thin})
+            number: OLD_CONTENT for number in range(64) if not self.thin})
         self.disks[name].flush()
         return True
 
@@ -272,6 +273,10 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
     @_fallible
     def remove(self, name: str) -> None:
         self._check_unused('remove', name)
+        if not self.thin and name in self.disks:
+            left = set(self.disks[name].regions.values()) - {OLD_CONTENT}
+            assert not left, 'the next to have the space of %s finds %s' % (
+                name, left)
         self.disks.pop(name, None)
         self.lost.discard(name)
 
