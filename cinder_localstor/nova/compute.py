@@ -33,6 +33,8 @@ def main() -> None:
     config.parse_args(sys.argv, configure_db=False, init_rpc=False)
     logging.setup(CONF, 'nova')
     register(version.version_info.version_string())
+    # It parses them itself, and nobody may do so twice.
+    CONF.clear()
     compute.main()
 
 

@@ -78,6 +78,23 @@ class ProgramTest(test.NoDBTestCase):
         self.assertEqual("['/usr/bin/nova-compute', '--config-file', '%s'] "
                          '%s' % (os.devnull, compute.DRIVER), called)
 
+    def test_it_becomes_a_service_of_nova(self):
+        done = self.python('''
+            from cinder_localstor.nova import compute
+            from nova import service
+            from nova.virt.libvirt import driver
+
+            def create(binary, **kwargs):
+                print(binary, driver.VOLUME_DRIVERS['local'])
+
+            service.Service.create = create
+            service.serve = lambda *args, **kwargs: None
+            service.wait = lambda: None
+            compute.main()
+            ''', '--config-file', os.devnull)
+        self.assertEqual('nova-compute ' + compute.DRIVER,
+                         done.stdout.splitlines()[-1])
+
     def test_it_takes_nova_computes_arguments(self):
         done = self.python('''
             from cinder_localstor.nova import compute
