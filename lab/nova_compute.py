@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nova-compute, with its privileged daemons there before anybody waits.
+"""``localstor-nova-compute``, with its privileged daemons there before
+anybody waits.
 
 Nova starts each when it is first needed: in a node that takes longer than all
 else of a first attach.  Here they are forked off while little is loaded.
@@ -8,7 +9,7 @@ else of a first attach.  Here they are forked off while little is loaded.
 import sys
 
 # First: it changes what others import.
-from nova.cmd import compute  # noqa: I100
+from cinder_localstor.nova import compute  # noqa: I100
 
 from nova import privsep
 from os_brick import privileged
