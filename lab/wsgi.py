@@ -6,30 +6,20 @@ finds as its own command line.
 """
 
 import importlib
-import socketserver
+import socket
 import sys
-import wsgiref.simple_server
+
+from werkzeug import serving
+
+_BACKLOG = 128
 
 
-class _Handler(wsgiref.simple_server.WSGIRequestHandler):
-    """Logs one line a request, without asking DNS who the client is."""
+class _Handler(serving.WSGIRequestHandler):
+    """Logs one line a request, without colours."""
 
-    def address_string(self) -> str:
-        return self.client_address[0]
-
-
-class _Server(socketserver.ThreadingMixIn,
-              wsgiref.simple_server.WSGIServer):
-    daemon_threads = True
-    request_queue_size = 128
-    allow_reuse_address = True
-
-    def server_bind(self) -> None:
-        # As the parent does, but without the reverse look-up of our address.
-        socketserver.TCPServer.server_bind(self)
-        self.server_name = str(self.server_address[0])
-        self.server_port = int(self.server_address[1])
-        self.setup_environ()
+    def log_request(self, code: int | str = '-', size: int | str = '-'
+                    ) -> None:
+        self.log('info', '"%s" %s %s', self.requestline, code, size)
 
 
 def main() -> None:
@@ -37,8 +27,13 @@ def main() -> None:
     module, address, port, *rest = sys.argv[1:]
     sys.argv[1:] = rest
     application = importlib.import_module(module).application
-    with _Server((address, int(port)), _Handler) as server:
-        server.set_app(application)
+    # A server that binds by itself asks DNS for its own name.
+    with socket.create_server((address, int(port)), backlog=_BACKLOG
+                              ) as listener:
+        server = serving.make_server(address, int(port), application,
+                                     threaded=True,
+                                     request_handler=_Handler,
+                                     fd=listener.fileno())
         server.serve_forever(poll_interval=60)
 
 
