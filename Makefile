@@ -15,11 +15,12 @@ SHORT := $(SHORT)|there_and_back|restart_of_both|ThinLioSourcePowerCut|dies_with
 SHORT := $(SHORT)|test_boot|space_for_the_map|nobody_else|secret_is_in
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs
 
-.PHONY: help setup demo test unit-test rust-test rust helper lab-test \
+.PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
         lab-programs soak qemu-test bench lab-kernel nova lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
+	@echo 'make demo-nova servers of Nova, and their volumes go where they go'
 	@echo 'make test      every test: unit, style, types, docs, lab'
 	@echo 'make lab-up    a cloud to try things by hand ($(LAB) --help)'
 	@echo 'make lab-down  end it, with all that it started'
@@ -56,6 +57,9 @@ $(READY): bindep.txt constraints.txt requirements.txt test-requirements.txt \
 
 demo: setup helper
 	$(PYTHON) -W ignore -m lab.demo
+
+demo-nova: nova
+	$(PYTHON) -W ignore -m lab.demo_nova
 
 test: unit-test rust-test lab-test
 
@@ -163,7 +167,7 @@ lab-up: setup
 
 # Whatever this checkout has started
 lab-down: setup
-	for name in default demo test nova boot bench-node hydrator-ublk \
+	for name in default demo demo-nova test nova boot bench-node hydrator-ublk \
 	    hydrator-nbd devstack; do \
 	    $(LAB) --name $$name down; done
 

@@ -3,12 +3,14 @@
 
 from collections.abc import Callable
 import json
+import re
 import time
 from typing import Any
 
 from keystoneauth1 import exceptions
 
 from lab import cloud as clouds
+from lab import configuration
 from lab import node as nodes
 from lab import nova
 from lab import nova_setup
@@ -65,9 +67,14 @@ class Instance:
                     f'{found.get("fault", {}).get("message", "no fault")}')
             time.sleep(0.5)
 
-    def act(self, action: str, arguments: Any = None) -> None:
-        """Ask for an action of the API; does not wait."""
-        self._api.post(f'{self._path}/action', json={action: arguments})
+    def act(self, action: str, arguments: Any = None,
+            version: str = configuration.COMPUTE_VERSION) -> None:
+        """Ask for an action of the API; does not wait.
+
+        :param version: microversion that the action needs
+        """
+        self._api.post(f'{self._path}/action', json={action: arguments},
+                       headers={'OpenStack-API-Version': 'compute ' + version})
 
     def live_migrate(self, node: nodes.Node) -> None:
         """Move it to another node while it runs.
@@ -83,9 +90,57 @@ class Instance:
                                 f'{self.migrations()}')
 
     def migrations(self) -> list[str]:
-        """Statuses of all its migrations."""
+        """Statuses of all its migrations, the newest first."""
         return [found['status'] for found in self._api.get(
             f'/os-migrations?instance_uuid={self.id}').json()['migrations']]
+
+    def abort_live_migration(self) -> None:
+        """Ask libvirt to give up the copying of its memory, once it runs.
+
+        :raises InstanceError: it did not run within 300 s
+        """
+        path = f'{self._path}/migrations'
+        end = time.monotonic() + PATIENCE
+        while True:
+            for found in self._api.get(path).json()['migrations']:
+                if found['status'] == 'running':
+                    self._api.delete(f'{path}/{found["id"]}')
+                    return
+            if time.monotonic() > end:
+                raise InstanceError(f'{self.id} does not migrate live: '
+                                    f'{self.migrations()}')
+            time.sleep(0.1)
+
+    def failures(self) -> list[str]:
+        """What its events tell of errors, as ``openstack server event``."""
+        actions = f'{self._path}/os-instance-actions'
+        return [event['details'] or event['event']
+                for action in self._api.get(actions).json()['instanceActions']
+                for event in self._api.get(
+                    f'{actions}/{action["request_id"]}').json()[
+                        'instanceAction']['events']
+                if event['result'] == 'Error']
+
+    def downtime(self) -> float | None:
+        """Seconds for which its last live migration stopped it, as libvirt
+        tells; None if it does not know.
+        """
+        found = re.search(r'Total downtime:\s+([\d.]+)\s+(m?s)\b',
+                          self._virsh('domjobinfo', '--completed',
+                                      '--keep-completed'))
+        if found is None:
+            return None
+        return float(found[1]) / (1000 if found[2] == 'ms' else 1)
+
+    @property
+    def name(self) -> str:
+        """What libvirt calls it."""
+        return self.show()['OS-EXT-SRV-ATTR:instance_name']
+
+    def _virsh(self, command: str, *options: str) -> str:
+        """What virsh says of it on its node; nothing when that fails."""
+        return self.node.run(['virsh', command, self.name, *options],
+                             check=False).stdout
 
     def reboot(self) -> None:
         """Take its power and give it back."""

@@ -7,10 +7,12 @@ stamps on every disk that it sees.
 
 import functools
 import os
+import threading
 
 from lab import cloud as clouds
 from lab import configuration
 from lab import instances
+from lab import sizes
 from tests.lab import base
 
 NAME = os.environ.get('LOCALSTOR_NOVA_LAB', 'nova')
@@ -96,19 +98,31 @@ class InstanceTest(InstanceTestCase):
         self.delete_instance(instance)
 
 
-class ActionsTest(InstanceTestCase):
-    """What else users and administrators do with an instance."""
+class BootedTestCase(InstanceTestCase):
+    """A test with an instance that runs, and a node for it to go to."""
+
+    volume_type = 'local'
 
     def setUp(self):
         super().setUp()
         self.here, self.there = self.nodes
-        self.instance, self.root = self.boot(self.here)
+        self.instance, self.root = self.boot(self.here, self.volume_type)
         self.instance.assert_alive()
 
     def assert_finds_its_stamps(self):
         """Its guest has booted again and found what it had written."""
         self.instance.wait_for_stamps(self.root)
         self.instance.assert_alive()
+
+    def attach_new(self, node, size=1, volume_type='local'):
+        """A volume of a node, attached to the instance."""
+        volume = self.create(size, volume_type, node)
+        self.instance.attach(volume)
+        return volume
+
+
+class ActionsTest(BootedTestCase):
+    """What users and administrators do with an instance."""
 
     def test_volume_goes_with_a_cold_migration(self):
         self.instance.act('migrate', {'host': self.there.name})
@@ -120,8 +134,175 @@ class ActionsTest(InstanceTestCase):
         self.assert_arrives(self.root, self.there)
         self.instance.assert_alive()
 
+    def test_volume_comes_back_with_a_reverted_migration(self):
+        self.instance.act('migrate', {'host': self.there.name})
+        self.instance.wait_for('VERIFY_RESIZE')
+        self.assert_finds_its_stamps()
+        self.instance.act('revertResize')
+        self.instance.wait_for('ACTIVE')
+        self.assertEqual(self.here.name, self.instance.node.name)
+        self.assert_finds_its_stamps()
+        self.assert_arrives(self.root, self.here)
+
+    def test_instance_stops_and_starts(self):
+        self.instance.act('os-stop')
+        self.instance.wait_for('SHUTOFF')
+        self.instance.act('os-start')
+        self.instance.wait_for('ACTIVE')
+        self.assert_finds_its_stamps()
+
+    def test_instance_is_rebooted(self):
+        for kind in ('SOFT', 'HARD'):
+            self.instance.act('reboot', {'type': kind})
+            self.instance.wait_for('ACTIVE')
+            self.assert_finds_its_stamps()
+
+    def test_instance_is_suspended_and_resumed(self):
+        self.instance.act('suspend')
+        self.instance.wait_for('SUSPENDED')
+        self.instance.act('resume')
+        self.instance.wait_for('ACTIVE')
+        self.assert_goes_on(self.instance)
+
+    def test_shelved_instance_comes_back_on_the_other_node(self):
+        self.instance.act('shelve')
+        self.instance.wait_for('SHELVED_OFFLOADED')
+        self.instance.act('unshelve', {'host': self.there.name},
+                          version='2.91')
+        self.instance.wait_for('ACTIVE')
+        self.assert_finds_its_stamps()
+        self.assert_arrives(self.root, self.there)
+
+    def test_guest_sees_that_its_volume_has_grown(self):
+        self.user.extend_volume(self.root, 2)
+        self.instance.wait_for_report(
+            'resized', self.root,
+            wanted=lambda report: report['size'] == 2 * sizes.GIB)
+        self.instance.assert_alive()
+
+    def test_volume_grows_while_it_arrives(self):
+        data = self.attach_new(self.there, size=2)
+        self.user.extend_volume(data, 3)
+        self.instance.wait_for_report(
+            'resized', data,
+            wanted=lambda report: report['size'] == 3 * sizes.GIB)
+        self.instance.assert_alive()
+
     def test_instance_is_deleted_while_its_volume_arrives(self):
-        data = self.create(node=self.there)
-        self.instance.attach(data)
+        data = self.attach_new(self.there)
         self.delete_instance(self.instance)
         self.delete(data)
+
+    def test_guests_come_back_with_their_node(self):
+        data = self.attach_new(self.there)
+        self.here.kill()
+        self.here.start()
+        self.instance.wait_for('ACTIVE')
+        self.assert_finds_its_stamps()
+        self.instance.wait_for_stamps(data)
+
+
+class LiveMigrationTest(BootedTestCase):
+    """Live migration, in its variants."""
+
+    def test_paused_guest(self):
+        self.instance.act('pause')
+        self.instance.wait_for('PAUSED')
+        self.instance.live_migrate(self.there)
+        self.instance.act('unpause')
+        self.instance.wait_for('ACTIVE')
+        self.assert_goes_on(self.instance)
+        self.assert_arrives(self.root, self.there)
+
+    def test_six_volumes(self):
+        volumes = [self.attach_new(node) for node in self.nodes
+                   for _number in range(2)]
+        volumes.append(self.attach_new(self.here, volume_type='thin'))
+        self.instance.live_migrate(self.there)
+        self.assert_goes_on(self.instance)
+        for volume in volumes:
+            self.assert_arrives(volume, self.there)
+        self.instance.assert_alive()
+
+    def test_there_and_back_at_once(self):
+        self.instance.live_migrate(self.there)
+        self.instance.live_migrate(self.here)
+        self.assert_goes_on(self.instance)
+        self.assert_arrives(self.root, self.here)
+        self.instance.assert_alive()
+
+    def test_two_servers_change_places(self):
+        other, root = self.boot(self.there)
+        threads = [threading.Thread(target=server.live_migrate, args=[node])
+                   for server, node in ((self.instance, self.there),
+                                        (other, self.here))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for server in (self.instance, other):
+            self.assert_goes_on(server)
+        self.assert_arrives(self.root, self.there)
+        self.assert_arrives(root, self.here)
+
+
+class FailedMigrationTest(BootedTestCase):
+    """Back at the source, or on at the destination; never both or none."""
+
+    def assert_is_somewhere(self):
+        """The guest goes on, on one node, and its volume is there."""
+        self.instance.wait_for('ACTIVE')
+        self.assert_goes_on(self.instance)
+        node = self.instance.node
+        self.assert_arrives(self.root, node)
+        self.instance.assert_alive()
+        running = [found.name for found in self.nodes if self.instance.name
+                   in found.run(['virsh', 'list', '--name']).stdout]
+        self.assertEqual([node.name], running)
+        return node
+
+    def test_aborted(self):
+        self.instance.act('os-migrateLive', {'host': self.there.name,
+                                             'block_migration': 'auto'})
+        self.instance.abort_live_migration()
+        self.assert_is_somewhere()
+
+    def test_node_without_space(self):
+        [free] = self.lines(self.there, 'vgs', '--noheadings', '--nosuffix',
+                            '--units', 'b', '-o', 'vg_free',
+                            configuration.volume_group('local'))
+        filler = '%s/filler' % configuration.volume_group('local')
+        self.there.run(['lvcreate', '-n', 'filler', '-L',
+                        '%db' % (int(free) - sizes.GIB // 2),
+                        configuration.volume_group('local')])
+        self.addCleanup(self.there.run, ['lvremove', '-y', filler])
+        self.instance.act('os-migrateLive', {'host': self.there.name,
+                                             'block_migration': 'auto'})
+        self.wait_for('the migration has failed', self.instance.failures)
+        self.assertEqual(self.here, self.assert_is_somewhere())
+
+    def test_nova_compute_of_the_destination_dies(self):
+        self.instance.act('os-migrateLive', {'host': self.there.name,
+                                             'block_migration': 'auto'})
+        self.wait_for('it is on its way', lambda: self.user.attachments(
+            self.root)[1:])
+        service = self.there.service('nova-compute')
+        service.kill()
+        service.start()
+        self.assert_is_somewhere()
+
+    def test_qemu_of_the_destination_dies(self):
+        self.instance.act('os-migrateLive', {'host': self.there.name,
+                                             'block_migration': 'auto'})
+        self.wait_for('there is a QEMU', lambda: self.there.run(
+            ['pkill', '-9', '-f', 'qemu-system.*' + self.instance.name],
+            check=False).returncode == 0)
+        self.assert_is_somewhere()
+
+    def test_instance_is_deleted_on_its_way(self):
+        self.instance.act('os-migrateLive', {'host': self.there.name,
+                                             'block_migration': 'auto'})
+        self.wait_for('it is on its way', lambda: self.user.attachments(
+            self.root)[1:])
+        self.delete_instance(self.instance)
+        self.delete(self.root)

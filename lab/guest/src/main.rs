@@ -170,7 +170,7 @@ fn write_stamps(
         if now != size {
             size = now;
             used.use_all(size, identity)?;
-            say(Report::Resized { disk, size });
+            say(Report::Resized { disk, serial, size });
         }
     }
 }

@@ -22,6 +22,8 @@ pub enum Report<'a> {
     Resized {
         /// The kernel's name.
         disk: &'a str,
+        /// What the host calls it.
+        serial: &'a str,
         /// Bytes.
         size: u64,
     },

@@ -48,3 +48,9 @@ class ReportsTest(base.BaseTestCase):
         self.assertFalse(self.instance(FOUND, WRONG, PANIC).panicked)
         self.assertTrue(self.instance(FOUND, PANIC).panicked)
         self.assertFalse(self.instance(FOUND).panicked)
+
+    def test_the_pause_of_a_live_migration_is_in_seconds(self):
+        lines = ('Job type:         Completed', 'Time elapsed:     2101 ms',
+                 'Total downtime:   460          ms')
+        self.assertEqual(0.46, self.instance(*lines).downtime())
+        self.assertIsNone(self.instance('Job type:         None').downtime())
