@@ -81,9 +81,9 @@ class Instance:
 
         :raises InstanceError: it is not there, in the end
         """
+        before = self.show()['status']
         self.act('os-migrateLive', {'host': node.name,
                                     'block_migration': 'auto'})
-        before = self.show()['status']
         self.wait_for('PAUSED' if before == 'PAUSED' else 'ACTIVE')
         if self.node.name != node.name:
             raise InstanceError(f'{self.id} is still on {self.node.name}: '

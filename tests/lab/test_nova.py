@@ -15,6 +15,8 @@ from lab import instances
 from lab import sizes
 from tests.lab import base
 
+# Statuses of a migration
+ENDED = {'completed', 'failed', 'error', 'cancelled'}
 NAME = os.environ.get('LOCALSTOR_NOVA_LAB', 'nova')
 
 
@@ -273,8 +275,16 @@ class LiveMigrationTest(BootedTestCase):
 class FailedMigrationTest(BootedTestCase):
     """Back at the source, or on at the destination; never both or none."""
 
+    def migrate(self):
+        """Begin a live migration."""
+        self.instance.act('os-migrateLive', {'host': self.there.name,
+                                             'block_migration': 'auto'})
+
     def assert_is_somewhere(self):
         """The guest goes on, on one node, and its volume is there."""
+        # A status of the instance is not yet the end of it.
+        self.wait_for('the migration has ended', lambda: ENDED.issuperset(
+            self.instance.migrations() or ['asked for']))
         self.instance.wait_for('ACTIVE')
         self.assert_goes_on(self.instance)
         node = self.instance.node
@@ -286,28 +296,24 @@ class FailedMigrationTest(BootedTestCase):
         return node
 
     def test_aborted(self):
-        self.instance.act('os-migrateLive', {'host': self.there.name,
-                                             'block_migration': 'auto'})
+        self.migrate()
         self.instance.abort_live_migration()
         self.assert_is_somewhere()
 
     def test_node_without_space(self):
-        [free] = self.lines(self.there, 'vgs', '--noheadings', '--nosuffix',
-                            '--units', 'b', '-o', 'vg_free',
-                            configuration.volume_group('local'))
-        filler = '%s/filler' % configuration.volume_group('local')
-        self.there.run(['lvcreate', '-n', 'filler', '-L',
-                        '%db' % (int(free) - sizes.GIB // 2),
-                        configuration.volume_group('local')])
-        self.addCleanup(self.there.run, ['lvremove', '-y', filler])
-        self.instance.act('os-migrateLive', {'host': self.there.name,
-                                             'block_migration': 'auto'})
+        free = int(self.there.run(
+            ['vgs', '--noheadings', '--units', 'm', '--nosuffix', '-o',
+             'vg_free', 'cinder-local']).stdout.split('.')[0])
+        self.there.run(['lvcreate', '-y', '-n', 'filling', '-L',
+                        '%dm' % (free - 500), 'cinder-local'])
+        self.addCleanup(self.there.run,
+                        ['lvremove', '-y', 'cinder-local/filling'])
+        self.migrate()
         self.wait_for('the migration has failed', self.instance.failures)
-        self.assertEqual(self.here, self.assert_is_somewhere())
+        self.assertEqual(self.here.name, self.assert_is_somewhere().name)
 
     def test_nova_compute_of_the_destination_dies(self):
-        self.instance.act('os-migrateLive', {'host': self.there.name,
-                                             'block_migration': 'auto'})
+        self.migrate()
         self.wait_for('it is on its way', lambda: self.user.attachments(
             self.root)[1:])
         service = self.there.service('nova-compute')
@@ -316,17 +322,19 @@ class FailedMigrationTest(BootedTestCase):
         self.assert_is_somewhere()
 
     def test_qemu_of_the_destination_dies(self):
-        self.instance.act('os-migrateLive', {'host': self.there.name,
-                                             'block_migration': 'auto'})
+        self.migrate()
+        # Before that Nova takes it for too late to go back.
+        self.wait_for('memory is copied', lambda: 'running' in (
+            self.instance.migrations()))
         self.wait_for('there is a QEMU', lambda: self.there.run(
             ['pkill', '-9', '-f', 'qemu-system.*' + self.instance.name],
             check=False).returncode == 0)
         self.assert_is_somewhere()
 
     def test_instance_is_deleted_on_its_way(self):
-        self.instance.act('os-migrateLive', {'host': self.there.name,
-                                             'block_migration': 'auto'})
+        self.migrate()
         self.wait_for('it is on its way', lambda: self.user.attachments(
             self.root)[1:])
         self.delete_instance(self.instance)
+        self.user.wait_for_status(self.root, 'available')
         self.delete(self.root)
