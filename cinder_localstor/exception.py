@@ -80,10 +80,38 @@ class NotEnoughSpace(LocalStorException):
                 "extend the group with 'vgextend', a pool with 'lvextend'.")
 
 
-class SnapshotsNotSupported(LocalStorException):
-    message = _("Backend '%(backend)s' takes no snapshots yet. Snapshot "
-                "%(snapshot_id)s holds nothing; delete it, and copy volume "
-                "%(volume_id)s with a backup instead.")
+class SnapshotsLeft(LocalStorException):
+    message = _("Logical volume '%(group)s/%(name)s' stays: %(snapshots)s "
+                "would be lost with it, as thick snapshots of it. Delete "
+                "these snapshots first; one that is not Cinder's with "
+                "'lvremove'.")
+
+
+class OriginInUse(LocalStorException):
+    message = _("Volume copy '%(name)s' is in use and thick snapshots lie on "
+                "it (%(snapshots)s), so LVM can't extend it. Detach the "
+                "volume, or delete its snapshots, and extend it then. "
+                "Thin volumes (lvm_type = thin) have no such limit.")
+
+
+class StillArrives(LocalStorException):
+    message = _("Copy '%(name)s' of volume %(volume_id)s has not got all of "
+                "its content yet, so a snapshot of it would be wrong. Watch "
+                "it with 'cinder-localstor status', and take the snapshot "
+                "when it has arrived.")
+
+
+class SnapshotAway(exception.SnapshotIsBusy):
+    message = _("Snapshot %(snapshot_id)s lies on %(host)s, whose "
+                "cinder-volume is down. It is as it was; delete it when that "
+                "is up again.")
+
+
+class SnapshotUncertain(LocalStorException):
+    message = _("Snapshot %(snapshot_id)s lies on %(host)s, which was asked "
+                "to delete it and did not answer (%(reason)s). When it is up "
+                "again, have an operator say 'openstack snapshot set --state "
+                "error %(snapshot_id)s', and delete it again.")
 
 
 class LogicalVolumeMissing(LocalStorException):

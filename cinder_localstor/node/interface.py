@@ -11,24 +11,57 @@ tables in sectors of 512 bytes.
 """
 
 import abc
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
 from cinder import context
 
+from cinder_localstor import exception
+
 SECTOR = 512
 
 
 @dataclasses.dataclass(frozen=True)
 class LogicalVolume:
-    """A logical volume; `size` in bytes, `used` those it has of its pool."""
+    """A logical volume.
+
+    :ivar size: bytes
+    :ivar used: bytes that it has of its pool
+    :ivar origin: of a thick snapshot, the logical volume that it reads what
+        has not changed since from; '' of all others, a thin snapshot among
+        them
+    :ivar is_valid: whether it reads what it should; a thick snapshot does not
+        any more that could not note a change
+    """
 
     name: str
     size: int
     tags: frozenset[str] = frozenset()
     is_open: bool = False
     used: int = 0
+    origin: str = ''
+    is_valid: bool = True
+
+
+def snapshots_on(name: str, volumes: Mapping[str, LogicalVolume]
+                 ) -> list[str]:
+    """Names of the thick snapshots that lie on a logical volume.
+
+    :param volumes: all of its group
+    """
+    return sorted(volume.name for volume in volumes.values()
+                  if volume.origin == name)
+
+
+def check_no_snapshots(group: str, name: str,
+                       volumes: Mapping[str, LogicalVolume]) -> None:
+    """:raises SnapshotsLeft: thick snapshots lie on a logical volume"""
+    snapshots = snapshots_on(name, volumes)
+    if snapshots:
+        raise exception.SnapshotsLeft(group=group, name=name,
+                                      snapshots=', '.join(snapshots))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,8 +224,28 @@ class VolumeGroup(abc.ABC):
         """
 
     @abc.abstractmethod
+    def create_snapshot(self, name: str, origin: str, tags: frozenset[str]
+                        ) -> None:
+        """Make a snapshot of a logical volume, which may be written meanwhile:
+        what was answered before is in it, what begins later is not.
+
+        A thick one has as much space as its origin, so it is never full.
+
+        :raises NotEnoughSpace: the group is too full
+        """
+
+    @abc.abstractmethod
+    def split_snapshot(self, name: str) -> None:
+        """Let a thick snapshot be one no more.
+
+        What it has of its origin is left, to be wiped.
+        """
+
+    @abc.abstractmethod
     def extend(self, name: str, size: int) -> None:
         """Grow a logical volume to `size` bytes.
+
+        One that thick snapshots lie on is not active for a moment.
 
         :raises NotEnoughSpace: the group is too full
         """
@@ -216,7 +269,10 @@ class VolumeGroup(abc.ABC):
 
     @abc.abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a logical volume."""
+        """Remove a logical volume.
+
+        :raises SnapshotsLeft: thick snapshots lie on it
+        """
 
     @abc.abstractmethod
     def suspended(self) -> set[str]:

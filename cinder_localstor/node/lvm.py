@@ -6,6 +6,8 @@ rounded gigabytes, knows no tags and has no timeouts; a node with a thousand
 volumes needs one call for all of them.
 """
 
+from collections.abc import Iterator
+import contextlib
 import glob
 import json
 import os
@@ -41,6 +43,15 @@ LOST = 'No data available'
 IDLE = '-c3'
 # Cinder's share of a volume group that its thin pool gets
 POOL_SHARE = '95%VG'
+# A thick snapshot gets room for all that its origin can change, and for LVM's
+# tables of it (lvcreate(8)).
+WHOLE_ORIGIN = '100%ORIGIN'
+# The kernel keeps a record in memory for each chunk that has changed: of 1 TiB
+# 16 million, where LVM's 4 KiB make 268 million.
+CHUNK = '64k'
+# dmeventd extends snapshots that fill up. Ours can't, and to start it takes
+# longer than all the rest.
+UNMONITORED = ('--config', 'activation { monitoring = 0 }')
 # Where guests' data can be seen: handles, helpers' devices, moves' sources
 GUESTS_PATHS = ('/dev/mapper/volume-1-handle', '/dev/dm-99', '/dev/nbd99',
                 '/dev/ublkb99', '/dev/sdz', '/dev/sdzz')
@@ -81,7 +92,10 @@ def parse_logical_volumes(text: str) -> dict[str, dict[str, Any]]:
                 'active': row['lv_attr'][4] == 'a',
                 # and the eighth that a pool zeroes what it hands out
                 'zeroes': row['lv_attr'][7] == 'z',
+                # or an invalid snapshot, which may be suspended
+                'valid': row['lv_attr'][4] not in 'IS',
                 'pool': row['pool_lv'],
+                'origin': row['origin'],
                 'data_percent': float(row['data_percent'] or 0),
                 'metadata_percent': float(row['metadata_percent'] or 0),
             }
@@ -251,7 +265,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
         return parse_logical_volumes(self._run(
             'lvs', '--reportformat', 'json', '--units', 'b', '--nosuffix',
             '--options',
-            'lv_name,lv_size,lv_tags,lv_attr,pool_lv,data_percent,'
+            'lv_name,lv_size,lv_tags,lv_attr,pool_lv,origin,data_percent,'
             'metadata_percent', self.name))
 
     def logical_volumes(self) -> dict[str, interface.LogicalVolume]:
@@ -262,7 +276,9 @@ class LVMVolumeGroup(interface.VolumeGroup):
         return {name: interface.LogicalVolume(
             name=name, size=row['size'], tags=row['tags'],
             is_open=row['open'],
-            used=int(row['size'] * row['data_percent'] / 100))
+            used=int(row['size'] * row['data_percent'] / 100),
+            origin='' if row['pool'] else row['origin'],
+            is_valid=row['valid'])
             for name, row in report.items() if name != self._pool}
 
     def pool(self) -> interface.Pool | None:
@@ -386,14 +402,45 @@ class LVMVolumeGroup(interface.VolumeGroup):
             return True
         return False
 
+    def create_snapshot(self, name: str, origin: str, tags: frozenset[str]
+                        ) -> None:
+        arguments = ['lvcreate', '--yes', *UNMONITORED, '--snapshot',
+                     '--name', name]
+        for tag in sorted(tags):
+            arguments += ['--addtag', tag]
+        # LVM activates no thin snapshot by itself, unless told so.
+        arguments += (['--setactivationskip', 'n'] if self.thin else
+                      ['--extents', WHOLE_ORIGIN, '--chunksize', CHUNK])
+        with lockutils.lock(self._lock):
+            try:
+                self._run(*arguments, '%s/%s' % (self.name, origin))
+            except exception.CommandTimedOut:
+                raise
+            except exception.CommandFailed as error:
+                report = self._report()
+                if name not in report or report[name]['origin'] != origin:
+                    self._complain(error, name, report[origin]['size'])
+                    raise
+            self._flush()
+
+    def split_snapshot(self, name: str) -> None:
+        with lockutils.lock(self._lock):
+            volume = self.logical_volumes().get(name)
+            if volume is None or not volume.origin:
+                return
+            self._run('lvconvert', '--yes', *UNMONITORED, '--splitsnapshot',
+                      '%s/%s' % (self.name, name))
+            self._flush()
+
     def extend(self, name: str, size: int) -> None:
-        volume = self.logical_volumes().get(name)
-        if volume is None:
+        volumes = self.logical_volumes()
+        if name not in volumes:
             raise exception.LogicalVolumeMissing(
                 group=self.name, name=name, host=self._command.host)
-        if volume.size >= size:
+        if volumes[name].size >= size:
             return
-        with lockutils.lock(self._lock):
+        with lockutils.lock(self._lock), self._inactive(
+                name if interface.snapshots_on(name, volumes) else None):
             try:
                 self._run('lvextend', '--size', '%db' % size,
                           '%s/%s' % (self.name, name))
@@ -401,6 +448,19 @@ class LVMVolumeGroup(interface.VolumeGroup):
                 self._complain(error, name, size)
                 raise
             self._flush()
+
+    @contextlib.contextmanager
+    def _inactive(self, origin: str | None) -> Iterator[None]:
+        """Let an origin be inactive: LVM grows no other."""
+        if origin is None:
+            yield
+            return
+        full_name = '%s/%s' % (self.name, origin)
+        self._run('lvchange', *UNMONITORED, '--activate', 'n', full_name)
+        try:
+            yield
+        finally:
+            self._run('lvchange', *UNMONITORED, '--activate', 'y', full_name)
 
     def _complain(self, error: exception.CommandFailed, name: str,
                   size: int) -> None:
@@ -460,6 +520,9 @@ class LVMVolumeGroup(interface.VolumeGroup):
 
     def remove(self, name: str) -> None:
         with lockutils.lock(self._lock):
+            # LVM would remove them with it.
+            interface.check_no_snapshots(self.name, name,
+                                         self.logical_volumes())
             self._remove(name)
             self._flush()
 

@@ -44,8 +44,8 @@ HYDRATOR = 'localstor-hydrator'
 
 # Those that write LVM's metadata.  Killed in a critical section they leave
 # devices suspended, with all I/O to them waiting.
-WRITERS = frozenset(('lvchange', 'lvcreate', 'lvextend', 'lvremove',
-                     'lvrename', 'vgchange'))
+WRITERS = frozenset(('lvchange', 'lvconvert', 'lvcreate', 'lvextend',
+                     'lvremove', 'lvrename', 'vgchange'))
 PROGRAMS = WRITERS | {'dmsetup', 'iscsiadm', HYDRATOR, 'lvmconfig', 'lvs',
                       'modprobe', 'tgtadm', 'udevadm', 'vgs'}
 # Seconds in which one that was asked to end leaves its critical section

@@ -125,13 +125,16 @@ def _fallible(method: Callable[..., Any]) -> Callable[..., Any]:
 class Disk:
     """Content of a logical volume by region.
 
-    What is in `regions` and not in `durable` is in the disk's cache.
+    What is in `regions` and not in `durable` is in the disk's cache.  `origin`
+    is that of a thick snapshot, see :class:`interface.LogicalVolume`.
     """
 
     size: int
     tags: frozenset[str]
     regions: dict[int, str] = dataclasses.field(default_factory=dict)
     durable: dict[int, str] = dataclasses.field(default_factory=dict)
+    origin: str = ''
+    is_valid: bool = True
 
     @property
     def used(self) -> int:
@@ -186,8 +189,13 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
 
     @_fallible
     def logical_volumes(self) -> dict[str, interface.LogicalVolume]:
-        return {name: interface.LogicalVolume(name, disk.size, disk.tags)
-                for name, disk in self.disks.items()}
+        return self._volumes()
+
+    def _volumes(self) -> dict[str, interface.LogicalVolume]:
+        return {name: interface.LogicalVolume(
+            name, disk.size, disk.tags, used=disk.used, origin=disk.origin,
+            is_valid=disk.is_valid)
+            for name, disk in self.disks.items()}
 
     @property
     def thin(self) -> bool:
@@ -195,9 +203,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
 
     @_fallible
     def _look_at_pool(self) -> interface.Pool:
-        volumes = {name: interface.LogicalVolume(
-            name, disk.size, disk.tags, used=disk.used)
-            for name, disk in self.disks.items()}
+        volumes = self._volumes()
         used = sum(volume.used for volume in volumes.values())
         return interface.Pool(
             self.name + '/pool', self.pool_size, used / self.pool_size,
@@ -233,19 +239,43 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         if name in self.lost:
             self.lost.remove(name)
             del self.disks[name]
-        free = self.capacity().free
-        if size > free and not self.thin:
-            raise exception.NotEnoughSpace(
-                group=self.name, host=self.faults.host, name=name,
-                free=free, needed=size)
+        self._take(name, size)
         # What the disk held before belongs to somebody else.
         self.disks[name] = Disk(size, tags, {
             number: OLD_CONTENT for number in range(64) if not self.thin})
         self.disks[name].flush()
         return True
 
+    def _take(self, name: str, size: int) -> None:
+        """:raises NotEnoughSpace: the group is too full"""
+        free = self.capacity().free
+        if size > free and not self.thin:
+            raise exception.NotEnoughSpace(
+                group=self.name, host=self.faults.host, name=name,
+                free=free, needed=size)
+
+    @_fallible
+    def create_snapshot(self, name: str, origin: str, tags: frozenset[str]
+                        ) -> None:
+        if name in self.disks:
+            return
+        found = self.disks[origin]
+        self._take(name, found.size)
+        # It is flushed with what LVM notes of it.
+        found.flush()
+        self.disks[name] = Disk(
+            found.size, tags, dict(found.regions), dict(found.regions),
+            origin='' if self.thin else origin)
+
+    @_fallible
+    def split_snapshot(self, name: str) -> None:
+        if name in self.disks:
+            self.disks[name].origin = ''
+
     @_fallible
     def extend(self, name: str, size: int) -> None:
+        if interface.snapshots_on(name, self._volumes()):
+            self._check_unused('deactivate', name)
         self.disks[name].size = max(self.disks[name].size, size)
 
     @_fallible
@@ -273,6 +303,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
     @_fallible
     def remove(self, name: str) -> None:
         self._check_unused('remove', name)
+        interface.check_no_snapshots(self.name, name, self._volumes())
         if not self.thin and name in self.disks:
             left = set(self.disks[name].regions.values()) - {OLD_CONTENT}
             assert not left, 'the next to have the space of %s finds %s' % (

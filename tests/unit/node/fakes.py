@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from cinder_localstor import exception
+from cinder_localstor.node import privileged
 
 
 class FakeCommands:
@@ -27,7 +28,11 @@ class FakeCommands:
             command=words, host=self.host, seconds=60))
 
     def run(self, *arguments, timeout=None):
-        line = ' '.join(arguments)
+        # Whatever else is answered, root runs no other.
+        assert arguments[0] in privileged.PROGRAMS, arguments
+        return self.reply(' '.join(arguments))
+
+    def reply(self, line):
         self.ran.append(line)
         for words, answers in reversed(self._answers.items()):
             if line.startswith(words):

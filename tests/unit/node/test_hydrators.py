@@ -21,7 +21,7 @@ HYDRATOR = interface.Hydrator(
 class Commands(fakes.FakeCommands):
 
     def start_hydrator(self, copy, arguments):
-        return self.run('start', copy, *arguments)
+        return self.reply(' '.join(('start', copy, *arguments)))
 
 
 class HydratorsTestCase(unittest.TestCase):

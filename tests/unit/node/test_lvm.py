@@ -16,8 +16,8 @@ from tests.unit.node import fakes
 
 def row(name='volume-1', **more):
     return {'lv_name': name, 'lv_size': str(units.Gi), 'lv_tags': '',
-            'lv_attr': '-wi-a-----', 'pool_lv': '', 'data_percent': '',
-            'metadata_percent': '', **more}
+            'lv_attr': '-wi-a-----', 'pool_lv': '', 'origin': '',
+            'data_percent': '', 'metadata_percent': '', **more}
 
 
 def lvs(*rows):
@@ -36,7 +36,7 @@ class ParseTest(base.TestCase):
             {'volume-1': {'size': units.Gi,
                           'tags': frozenset(['localstor.move=m', 'other']),
                           'open': True, 'active': True, 'zeroes': True,
-                          'pool': 'disks-pool',
+                          'valid': True, 'pool': 'disks-pool', 'origin': '',
                           'data_percent': 12.5, 'metadata_percent': 0}},
             lvm.parse_logical_volumes(lvs(row(
                 lv_tags='localstor.move=m,other', lv_attr='Vwi-aotz--',
@@ -118,6 +118,7 @@ class GroupTestCase(base.TestCase):
     def setUp(self):
         super().setUp()
         self.command = fakes.FakeCommands()
+        self.command.answer('lvs', lvs())
         self.flush = self.patch('cinder_localstor.node.privileged.flush')
         self.hide = self.patch('cinder_localstor.node.udev.hide_group')
         self.holder = self.patch(
@@ -206,6 +207,92 @@ class ThickTest(GroupTestCase):
         self.command.fail('lvremove', 'Failed to find logical volume '
                           '"disks/volume-1"')
         self.group.remove('volume-1')
+
+    SNAPSHOT = {'origin': 'volume-1', 'lv_attr': 'swi-a-s---'}
+
+    def test_snapshot_has_room_for_all_of_its_origin(self):
+        self.group.create_snapshot('_snapshot-1', 'volume-1',
+                                   frozenset(['b=2', 'a=1']))
+        self.assertEqual([
+            'lvcreate --yes --config activation { monitoring = 0 } '
+            '--snapshot --name _snapshot-1 --addtag a=1 --addtag b=2 '
+            '--extents 100%ORIGIN --chunksize 64k disks/volume-1'],
+            self.command.ran)
+
+    def exists(self, *rows):
+        self.command.fail('lvcreate', 'Logical Volume "_snapshot-1" already '
+                          'exists in volume group "disks"')
+        self.command.answer('lvs', lvs(row(), *rows))
+
+    def test_snapshot_that_is_there_is_not_made_again(self):
+        self.exists(row('_snapshot-1', **self.SNAPSHOT))
+        self.group.create_snapshot('_snapshot-1', 'volume-1', frozenset())
+
+    def test_volume_that_has_the_name_of_a_snapshot_is_none(self):
+        # The command died before it was one.
+        self.exists(row('_snapshot-1'))
+        self.assertRaises(exception.CommandFailed, self.group.create_snapshot,
+                          '_snapshot-1', 'volume-1', frozenset())
+
+    def test_snapshot_without_space_is_told_with_numbers(self):
+        self.command.fail('lvcreate', 'Volume group "disks" has '
+                          'insufficient free space (256 extents)')
+        self.command.answer('lvs', lvs(row()))
+        self.command.answer('vgs', vgs(vg_size='4', vg_free='2'))
+        error = self.assertRaises(
+            exception.NotEnoughSpace, self.group.create_snapshot,
+            '_snapshot-1', 'volume-1', frozenset())
+        for part in ('disks', '_snapshot-1', '1.00 GiB'):
+            self.assertIn(part, str(error))
+
+    @ddt.data(('swi-a-s---', True), ('swi-I-s---', False),
+              ('swi-S-s---', False))
+    @ddt.unpack
+    def test_snapshot_tells_its_origin_and_whether_it_is_good(self, attributes,
+                                                              valid):
+        self.command.answer('lvs', lvs(row(), row(
+            '_snapshot-1', **{**self.SNAPSHOT, 'lv_attr': attributes})))
+        found = self.group.logical_volumes()
+        self.assertEqual(('volume-1', valid),
+                         (found['_snapshot-1'].origin,
+                          found['_snapshot-1'].is_valid))
+        self.assertEqual(('', True), (found['volume-1'].origin,
+                                      found['volume-1'].is_valid))
+
+    def test_snapshot_is_split_from_its_origin_once(self):
+        self.command.answer('lvs', lvs(
+            row(), row('_snapshot-1', **self.SNAPSHOT)),
+            lvs(row(), row('_snapshot-1')), lvs(row()))
+        for _time in range(3):
+            self.group.split_snapshot('_snapshot-1')
+        self.assertEqual(['lvconvert --yes --config activation { monitoring '
+                          '= 0 } --splitsnapshot disks/_snapshot-1'],
+                         self.command.ran_of('lvconvert'))
+
+    def test_origin_of_snapshots_is_not_removed(self):
+        self.command.answer('lvs', lvs(
+            row(), row('_snapshot-1', **self.SNAPSHOT)))
+        error = self.assertRaises(exception.SnapshotsLeft, self.group.remove,
+                                  'volume-1')
+        self.assertIn('_snapshot-1', str(error))
+        self.assertEqual([], self.command.ran_of('lvremove'))
+
+    @ddt.data(False, True)
+    def test_origin_is_inactive_while_it_grows(self, fails):
+        self.command.answer('lvs', lvs(
+            row(), row('_snapshot-1', **self.SNAPSHOT)))
+        if fails:
+            self.command.fail('lvextend', 'disk on fire')
+            self.assertRaises(exception.CommandFailed, self.group.extend,
+                              'volume-1', 2 * units.Gi)
+        else:
+            self.group.extend('volume-1', 2 * units.Gi)
+        changing = 'lvchange --config activation { monitoring = 0 } '
+        self.assertEqual([changing + '--activate n disks/volume-1',
+                          'lvextend --size 2147483648b disks/volume-1',
+                          changing + '--activate y disks/volume-1'],
+                         [line for line in self.command.ran
+                          if line[:3] == 'lvc' or line[:3] == 'lve'])
 
     def test_rename_is_one_command(self):
         self.group.rename('volume-1', 'volume-2')
@@ -325,6 +412,22 @@ class ThinTest(GroupTestCase):
         self.assertEqual(['lvcreate --yes --name volume-1 --virtualsize '
                           '4096b --thinpool disks-pool disks'],
                          self.command.ran)
+
+    def test_snapshot_is_active_and_needs_no_origin(self):
+        self.group.create_snapshot('_snapshot-1', 'volume-1',
+                                   frozenset(['a=1']))
+        self.assertEqual([
+            'lvcreate --yes --config activation { monitoring = 0 } '
+            '--snapshot --name _snapshot-1 --addtag a=1 --setactivationskip '
+            'n disks/volume-1'], self.command.ran)
+        self.command.answer('lvs', lvs(self.pool(), row(), row(
+            '_snapshot-1', origin='volume-1', pool_lv='disks-pool')))
+        self.assertEqual('', self.group.logical_volumes()['_snapshot-1'
+                                                          ].origin)
+        self.group.split_snapshot('_snapshot-1')
+        self.group.remove('volume-1')
+        self.assertEqual([], self.command.ran_of('lvconvert'))
+        self.assertEqual(1, len(self.command.ran_of('lvremove')))
 
     def lose(self):
         """As a power cut in an lvcreate leaves it."""
@@ -569,13 +672,16 @@ class CheckTest(GroupTestCase):
               ('extend', ('volume-1', 2 * units.Gi), 'lvextend'),
               ('retag', ('volume-1', frozenset('a'), frozenset()),
                'lvchange'),
+              ('create_snapshot', ('x', 'volume-1', frozenset()), 'lvcreate'),
+              ('split_snapshot', ('_snapshot-2',), 'lvconvert'),
               ('rename', ('volume-1', 'volume-2'), 'lvrename'),
               ('remove', ('volume-1',), 'lvremove'))
     @ddt.unpack
     def test_change_is_durable_when_it_is_done(self, method, arguments,
                                                program):
         self.group.check()
-        self.command.answer('lvs', lvs(row()))
+        self.command.answer('lvs', lvs(row(), row('_snapshot-2',
+                                                  origin='volume-2')))
         self.flush.side_effect = lambda disk: self.command.ran.append(disk)
         getattr(self.group, method)(*arguments)
         self.assertEqual(program, self.command.ran[-3].split()[0])
