@@ -71,6 +71,8 @@ SHORT_ID = 8
 FIRST_GENERATION = 1
 # What Cinder's volumes are while their copies are made or deleted
 PASSING = ('creating', 'deleting')
+# What its snapshots are that stand as they are
+STANDING_SNAPSHOTS = ('available', 'backing-up', 'restoring')
 # Digits that the ids of a volume's moves share with its own
 STEM = 8
 FIRST_ID = '00000000-0000-0000-0000-000000000000'
@@ -115,6 +117,14 @@ def future_copy_name(move_id: str) -> str:
     return db.CONF.volume_name_template % move_id
 
 
+def snapshot_copy_name(snapshot_id: str) -> str:
+    """Name of the logical volume of a snapshot, as Cinder's LVM driver has
+    it: LVM keeps names that begin with 'snapshot' for itself.
+    """
+    name = db.CONF.snapshot_name_template % snapshot_id
+    return '_' + name if name.startswith('snapshot') else name
+
+
 def generation_of(ctxt: context.RequestContext, volume_id: str) -> int:
     """How often a volume has moved, plus one."""
     metadata = db.volume_admin_metadata_get(ctxt.elevated(), volume_id)
@@ -136,14 +146,19 @@ def _lives_on(host: str) -> Any:
 
 
 def allocated(ctxt: context.RequestContext, host: str) -> int:
-    """GiB of all copies on a backend, those of moves among them.
+    """GiB of all copies on a backend, those of moves and snapshots among
+    them.
 
     :param host: ``host@backend``
     """
+    snapshot = models.Snapshot
     with db.main_context_manager.reader.using(ctxt) as session:
-        return int(session.query(sa.func.sum(models.Volume.size)).filter(
-            models.Volume.deleted == sa.false(),
-            _lives_on(host)).scalar() or 0)
+        volumes = session.query(sa.func.sum(models.Volume.size)).filter(
+            models.Volume.deleted == sa.false(), _lives_on(host)).scalar()
+        snapshots = session.query(sa.func.sum(snapshot.volume_size)).filter(
+            snapshot.deleted == sa.false(),
+            snapshot.provider_location == host).scalar()
+    return int(volumes or 0) + int(snapshots or 0)
 
 
 def copies_on(ctxt: context.RequestContext, host: str) -> list[copies.Copy]:
@@ -171,6 +186,57 @@ def copies_on(ctxt: context.RequestContext, host: str) -> list[copies.Copy]:
             role=(copies.Role.PASSING if status in PASSING
                   else copies.Role.STANDING))
                 for volume_id, name_id, status, size, value in query]
+
+
+def snapshots_on(ctxt: context.RequestContext, host: str
+                 ) -> list[copies.Copy]:
+    """The snapshots that lie on a backend, wherever their volumes are.
+
+    :param host: ``host@backend``
+    """
+    row = models.Snapshot
+    with db.main_context_manager.reader.using(ctxt) as session:
+        query = session.query(row.id, row.volume_id, row.volume_size,
+                              row.status, row.provider_id).filter(
+            row.deleted == sa.false(), row.provider_location == host)
+        return [copies.Copy(
+            host=host, name=snapshot_copy_name(snapshot_id),
+            volume_id=volume_id, generation=0, size=size * units.Gi,
+            state=status, snapshot_id=snapshot_id,
+            role=(copies.Role.SNAPSHOT if status in STANDING_SNAPSHOTS
+                  else copies.Role.PASSING),
+            depends_on=copies.Origin(host, origin) if origin else None)
+            for snapshot_id, volume_id, size, status, origin in query]
+
+
+def origins(ctxt: context.RequestContext, host: str) -> set[str]:
+    """Names of the copies on a backend that snapshots depend on."""
+    return {snapshot.depends_on.name for snapshot in snapshots_on(ctxt, host)
+            if snapshot.depends_on}
+
+
+def record_place(ctxt: context.RequestContext, snapshot: copies.Copy
+                 ) -> dict[str, str | None]:
+    """Note where a snapshot lies, and what it depends on there.
+
+    :returns: the fields of its row that say so
+    """
+    place = {'provider_location': snapshot.host,
+             'provider_id': (snapshot.depends_on.name if snapshot.depends_on
+                             else None)}
+    db.snapshot_update(ctxt, snapshot.snapshot_id, place)
+    return place
+
+
+def forget_place(ctxt: context.RequestContext, snapshot_id: str) -> None:
+    """Note that there is nothing of a snapshot anywhere."""
+    db.snapshot_update(ctxt, snapshot_id, {'provider_location': None,
+                                           'provider_id': None})
+
+
+def place_of(ctxt: context.RequestContext, snapshot_id: str) -> str | None:
+    """The ``host@backend`` that a snapshot lies on, None for no one."""
+    return db.snapshot_get(ctxt, snapshot_id).provider_location
 
 
 @_retried

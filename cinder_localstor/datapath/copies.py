@@ -20,6 +20,9 @@ class Role(str, enum.Enum):
     STANDING = 'standing'
     SOURCE = 'source'
     ARRIVING = 'arriving'
+    SNAPSHOT = 'snapshot'
+    # The volume has moved on, and thick snapshots lie on it.
+    KEPT = 'kept'
     # Cinder makes or deletes it.
     PASSING = 'passing'
     # It was given up, and is wiped.
@@ -41,15 +44,19 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-    """A copy of a volume on one backend, as the database knows it.
+    """A copy of a volume on one backend, as the database knows it, or a
+    snapshot.
 
     :ivar host: ``host@backend`` that has it
     :ivar name: of its logical volume
+    :ivar generation: of the volume; 0 where it has no meaning
     :ivar size: bytes that the volume has
-    :ivar state: of the move that it is a part of, else of the volume
+    :ivar state: of the move that it is a part of, else of the volume or the
+        snapshot
     :ivar move_id: of that move, '' if there is none
     :ivar newest: the generation that the volume may have moved on to; 0 when
         this copy is the newest
+    :ivar snapshot_id: of the snapshot that it is, '' if it is none
     :ivar depends_on: what it can't do without, None if it has all it needs
     """
 
@@ -62,6 +69,7 @@ class Copy:
     state: str = ''
     move_id: str = ''
     newest: int = 0
+    snapshot_id: str = ''
     depends_on: Origin | None = None
 
 
@@ -79,6 +87,11 @@ class Label:
     def volume_id(self) -> str:
         """The user's volume, '' where none is told."""
         return self._values.get('volume', '')
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot that it is, '' if it is none."""
+        return self._values.get('snapshot', '')
 
     @property
     def move_id(self) -> str:

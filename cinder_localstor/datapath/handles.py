@@ -22,6 +22,9 @@ LOG = logging.getLogger(__name__)
 SUFFIX = '-handle'
 # Seconds in which an engine whose source answers has a moment without requests
 ANSWERED_WITHIN = 2
+# How often a handle is made again, and the seconds in between
+ATTEMPTS = 3
+PAUSE = 0.2
 
 
 def handle_name(copy: str) -> str:
@@ -87,9 +90,17 @@ class Handles:
         """Remove a handle, and have its logical volume wiped and removed.
 
         :raises VolumeInUse: somebody has the handle open
+        :raises SnapshotsLeft: thick snapshots lie on the logical volume
+        """
+        self.remove(name)
+        self._wipes.give_up(name)
+
+    def remove(self, name: str) -> None:
+        """Remove a handle; the logical volume stays as it is.
+
+        :raises VolumeInUse: somebody has the handle open
         """
         self._node.device_mapper.remove(handle_name(name))
-        self._wipes.give_up(name)
 
     def check_unused(self, name: str) -> None:
         """:raises VolumeInUse: somebody has the handle open"""
@@ -131,13 +142,40 @@ class Handles:
         """Grow a volume to `size` bytes, whether it moves or not.
 
         :raises NotEnoughSpace: the volume group is too full
+        :raises OriginInUse: it has thick snapshots and is in use
         """
+        volumes = self._node.volumes.logical_volumes()
+        snapshots = interface.snapshots_on(name, volumes)
+        if snapshots and volumes[name].size < size:
+            self._extend_origin(name, size, snapshots)
+            return
         self._node.volumes.extend(name, size)
         with self._lock(name):
             handle = self._node.device_mapper.devices().get(
                 handle_name(name))
             if handle is not None:
                 self._load(self._volume(name), self._backing(name, handle))
+
+    def _extend_origin(self, name: str, size: int, snapshots: list[str]
+                       ) -> None:
+        """Grow a volume whose handle keeps it active, as LVM grows none."""
+        if self.open_count(name):
+            raise exception.OriginInUse(name=name,
+                                        snapshots=', '.join(snapshots))
+        with self._lock(name):
+            self._node.device_mapper.remove(handle_name(name))
+            try:
+                self._node.volumes.extend(name, size)
+            finally:
+                self._bring_back(name)
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_type(exception.LocalStorException),
+        wait=tenacity.wait_fixed(PAUSE),
+        stop=tenacity.stop_after_attempt(ATTEMPTS), reraise=True)
+    def _bring_back(self, name: str) -> None:
+        # Nobody else looks for a handle that is missing before the next start.
+        self._load(self._volume(name))
 
     def _backing(self, name: str, handle: interface.Device
                  ) -> Backing | None:

@@ -70,6 +70,13 @@ class Source:
         self._handles.check_answered(move.source_name)
         self._node.target.unexport(move.move_id)
 
+    def hide_source(self, move: transfer.Transfer) -> None:
+        """Let the source copy be there for its snapshots, and nobody else.
+
+        :raises VolumeInUse: somebody has the handle open
+        """
+        self._handles.remove(move.source_name)
+
     def delete_source(self, move: transfer.Transfer) -> None:
         """Give the source copy up: it is wiped and removed by and by."""
         self._handles.delete(move.source_name)

@@ -35,10 +35,13 @@ class Wipes:
     def give_up(self, name: str) -> None:
         """Record that a copy is to be wiped and removed.
 
-        :param name: of a copy that nothing lies on any more
+        :param name: of a copy that no device lies on any more
+        :raises SnapshotsLeft: thick snapshots do
         """
-        if name not in self._group.logical_volumes():
+        volumes = self._group.logical_volumes()
+        if name not in volumes:
             return
+        interface.check_no_snapshots(self._group.name, name, volumes)
         if self._group.thin and not self._group.is_active(name):
             # The pool has lost it: there is nothing to wipe.
             self._group.remove(name)

@@ -276,13 +276,13 @@ class LocalStorDriver(driver.VolumeDriver):
 
     # Snapshots
 
-    def create_snapshot(self, snapshot: objects.Snapshot) -> None:
-        raise exception.SnapshotsNotSupported(
-            backend=self._backend_name, snapshot_id=snapshot.id,
-            volume_id=snapshot.volume_id)
+    def create_snapshot(self, snapshot: objects.Snapshot
+                        ) -> dict[str, str | None]:
+        return self._service.keeper.create(context.get_admin_context(),
+                                           snapshot)
 
     def delete_snapshot(self, snapshot: objects.Snapshot) -> None:
-        """Cinder has a row of what was refused, and nobody else anything."""
+        self._service.keeper.delete(context.get_admin_context(), snapshot)
 
     # Connections
 

@@ -10,6 +10,9 @@ the volume.  Here it is settled by what is true on the node.
 - It has not: the volume is as it was before, and the user is told by a
   message of Cinder's (``openstack volume message list``).
 
+A snapshot that was being deleted stays ``deleting``.  It becomes ``error``, and
+the user is told: whatever was done, it can be deleted again.
+
 What a message of the bus may yet begin is not broken off.  The service has to
 have run for a while, so that it has taken what waited for it, and the row must
 not have changed for as long.
@@ -88,13 +91,27 @@ class Unfinished:
             # While Cinder copies, it is the migration that has to end first.
             if not volume.migration_status:
                 self._rest(volume)
+        for snapshot in objects.SnapshotList.get_by_host(
+                ctxt, self._host, filters={'status': 'deleting'}):
+            # Those of a volume that is deleted with them wait for each other.
+            if (_changed_at(snapshot) < _long_ago()
+                    and snapshot.volume.status != 'deleting'):
+                self._break_off_deletion(snapshot)
+
+    def _break_off_deletion(self, snapshot: objects.Snapshot) -> None:
+        if not snapshot.conditional_update({'status': 'error'},
+                                           {'status': 'deleting'}):
+            return
+        LOG.warning('Snapshot %s was being deleted when the service ended; '
+                    'it can be deleted again', snapshot.id)
+        self._tell(snapshot, message_field.Action.SNAPSHOT_DELETE,
+                   message_field.Detail.SNAPSHOT_DELETE_ERROR)
 
     def _stale(self, ctxt: context.RequestContext, status: str
                ) -> list[objects.Volume]:
-        before = timeutils.utcnow() - datetime.timedelta(seconds=PATIENCE)
         return [volume for volume in objects.VolumeList.get_all_by_host(
             ctxt, self._host, filters={'status': status})
-            if _changed_at(volume) < before]
+            if _changed_at(volume) < _long_ago()]
 
     def _settle_extensions(self, ctxt: context.RequestContext,
                            extending: list[objects.Volume]) -> None:
@@ -164,11 +181,18 @@ class Unfinished:
             return
         if found:
             quota.QUOTAS.rollback(ctxt, found, project_id=volume.project_id)
+        self._tell(volume, message_field.Action.EXTEND_VOLUME,
+                   message_field.Detail.DRIVER_FAILED_EXTEND)
+
+    def _tell(self, what: objects.Volume | objects.Snapshot,
+              action: tuple[str, str], detail: tuple[str, str]) -> None:
+        """Tell the user what has failed."""
         self._messages.create(
-            context.RequestContext(project_id=volume.project_id,
-                                   is_admin=True),
-            message_field.Action.EXTEND_VOLUME, resource_uuid=volume.id,
-            detail=message_field.Detail.DRIVER_FAILED_EXTEND)
+            context.RequestContext(project_id=what.project_id, is_admin=True),
+            action, resource_uuid=what.id, detail=detail, resource_type=(
+                message_field.Resource.VOLUME_SNAPSHOT
+                if isinstance(what, objects.Snapshot)
+                else message_field.Resource.VOLUME))
 
     def _rest(self, volume: objects.Volume, **changes: int | str) -> bool:
         """Take a volume to a state of rest; whether nobody else has."""
@@ -229,6 +253,12 @@ class Unfinished:
             seconds=quota.CONF.reservation_expire) < timeutils.utcnow()
 
 
-def _changed_at(volume: objects.Volume) -> datetime.datetime:
+def _changed_at(what: objects.Volume | objects.Snapshot
+                ) -> datetime.datetime:
     """When a row has changed, UTC without a zone as the database has it."""
-    return timeutils.normalize_time(volume.updated_at or volume.created_at)
+    return timeutils.normalize_time(what.updated_at or what.created_at)
+
+
+def _long_ago() -> datetime.datetime:
+    """What has not changed since then is not under way."""
+    return timeutils.utcnow() - datetime.timedelta(seconds=PATIENCE)

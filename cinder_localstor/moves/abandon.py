@@ -46,6 +46,12 @@ def abandon(ctxt: context.RequestContext, move_id: str,
                        '--written-is-lost')
         state = table.State.ABORTING
         move = rows.change_state(ctxt, move, state.value, swap=True)
+    elif state is table.State.KEEPING:
+        # The snapshots are lost with it.  The other node drives this one.
+        state = table.State.COMPLETING
+        move = rows.change_state(ctxt, move, state.value)
+        move = rows.record_done(ctxt, move, tuple(
+            step.name for step in table.TABLE[state].steps))
     steps = [step.name for step in table.TABLE[state].steps
              if step.side is lost and not step.is_done(move)]
     return rows.record_done(ctxt, move, (*move.done, *steps,

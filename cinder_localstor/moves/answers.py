@@ -11,6 +11,7 @@ from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
 from cinder_localstor.datapath import wipes
 from cinder_localstor.moves import executor
+from cinder_localstor.moves import keeper
 from cinder_localstor.moves import scheduler
 from cinder_localstor.node import interface
 from cinder_localstor.peers import directory
@@ -24,7 +25,7 @@ class Answers:
                  on_source: source.Source,
                  on_destination: destination.Destination,
                  steps: executor.StepRunner, periodic: scheduler.Scheduler,
-                 configuration: Any) -> None:
+                 keeps: keeper.Keeper, configuration: Any) -> None:
         """:param host: ``host@backend`` of this node"""
         self.host = host
         self._node = node
@@ -32,6 +33,7 @@ class Answers:
         self._destination = on_destination
         self._steps = steps
         self._scheduler = periodic
+        self._keeper = keeps
         self._configuration = configuration
         self._wipes = wipes.Wipes(node.volumes)
 
@@ -73,6 +75,11 @@ class Answers:
                    if found.transfer.source_name == asked.source_name
                    and found.move_id in exported]
         return self._source.is_used(asked, len(sources))
+
+    def delete_snapshot(self, ctxt: context.RequestContext, volume_id: str,
+                        snapshot_id: str) -> None:
+        """Delete a snapshot that lies here, of a volume that has moved on."""
+        self._keeper.delete_here(volume_id, snapshot_id)
 
     def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
         """Look after a move now."""

@@ -111,9 +111,19 @@ class Executor:
             return True
         for step in rules.steps:
             if not step.is_done(move):
-                return (table.Fact.TURN not in step.when
-                        or look.has_turn(move))
+                if self._may_be_due(step, move, look):
+                    return True
+                break
         return self._transition(move, rules.transitions, look) is not None
+
+    @staticmethod
+    def _may_be_due(step: table.Step, move: rows.Move, look: facts_of.Look
+                    ) -> bool:
+        """Whether a step may be done now, as :meth:`has_work` asks."""
+        if table.Fact.TURN in step.when:
+            return look.has_turn(move)
+        return (table.Fact.SOURCE_FREE not in step.when
+                or not look.is_kept(move))
 
     def _misses_something(self, move: rows.Move, look: facts_of.Look) -> bool:
         """Whether :meth:`_serve` has something to do, or to tell."""

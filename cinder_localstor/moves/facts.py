@@ -148,6 +148,12 @@ class Look:
                 if other.volume_id == move.volume_id
                 and other.move_id != move.move_id]
 
+    def is_kept(self, move: rows.Move) -> bool:
+        """Whether thick snapshots lie on a move's source copy."""
+        host = move.transfer.source_host
+        return move.transfer.source_name in self._once(
+            ('origins', host), lambda: rows.origins(self._ctxt, host))
+
     def progress(self, move: rows.Move) -> engine.Progress:
         """How far a move is that arrives here."""
         return self.tools.on_destination.progress(move.transfer,
@@ -248,8 +254,12 @@ class Facts:
                 return self._may_copy()
             case table.Fact.TURN:
                 return look.take_turn(move)
+            case table.Fact.UNEXPORTED:
+                return table.has_unexported(move)
+            case table.Fact.KEPT:
+                return look.is_kept(move)
             case table.Fact.SOURCE_FREE:
-                return self._is_source_free()
+                return not look.is_kept(move) and self._is_source_free()
             case table.Fact.PASSED_ON:
                 return self._is_passed_on()
             case table.Fact.SOURCE_GONE:
@@ -273,13 +283,14 @@ class Facts:
         return sealed and self._look.tools.on_destination.space.has_room()
 
     def _is_source_free(self) -> bool:
+        """Whether no other move uses the source's copy."""
         copy = self._move.transfer.source_name
         others = self._look.others(self._move)
         arrives = any(other.transfer.destination_name == copy
                       and not table.has_released(other)
                       for other in others)
         read = any(other.transfer.source_name == copy
-                   and not table.UNEXPORT_SOURCE.is_done(other)
+                   and not table.has_unexported(other)
                    for other in others)
         return not arrives and not read
 
@@ -287,8 +298,9 @@ class Facts:
         copy = self._move.transfer.destination_name
         return any(other.transfer.source_name == copy
                    and other.state in (table.State.COMPLETING,
+                                       table.State.KEEPING,
                                        table.State.DISCARDING)
-                   and table.UNEXPORT_SOURCE.is_done(other)
+                   and table.has_unexported(other)
                    for other in self._look.beside(self._move))
 
     def _is_gone(self, fact: table.Fact, given_up: table.Step, host: str,

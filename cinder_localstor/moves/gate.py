@@ -36,6 +36,7 @@ class Operation(str, enum.Enum):
     DETACH = 'detach it'
     EXTEND = 'extend it'
     DELETE = 'delete it'
+    SNAPSHOT = 'take a snapshot of it'
     BACKUP = 'back it up'
     MIGRATE = 'migrate it'
     RETYPE = 'retype it'
@@ -47,6 +48,7 @@ class Answer(str, enum.Enum):
 
     YES = 'yes'
     WAITS = 'waits until decided'
+    ARRIVES = 'waits until it has arrived'
     UNDECIDED = 'no, until decided'
     MOVES = 'no, until the end'
     DELETED = 'no'
@@ -55,6 +57,7 @@ class Answer(str, enum.Enum):
 # When it will work
 ONE_NODE = 'it is attached on one node only, for it may yet go back'
 WHEN = {Answer.WAITS: ONE_NODE,
+        Answer.ARRIVES: 'all of it has arrived',
         Answer.UNDECIDED: ONE_NODE,
         Answer.MOVES: 'the move has ended'}
 
@@ -67,35 +70,42 @@ def _answers(*answers: Answer) -> dict[str, Answer]:
     return dict(zip(COLUMNS, answers, strict=True))
 
 
-_YES, _WAITS, _UNDECIDED, _MOVES, _DELETED = Answer
+# Those that are worth waiting for
+PATIENT = (Answer.WAITS, Answer.ARRIVES)
 
-# standing, preparing, starting, migrating, completing, aborting, discarding
+_YES, _WAITS, _ARRIVES, _UNDECIDED, _MOVES, _DELETED = Answer
+
+# standing, preparing, starting, migrating, completing, keeping, aborting,
+# discarding
 TABLE: dict[Operation, dict[str, Answer]] = {
     Operation.LOCAL: _answers(
-        _YES, _UNDECIDED, _YES, _YES, _YES, _YES, _DELETED),
+        _YES, _UNDECIDED, _YES, _YES, _YES, _YES, _YES, _DELETED),
     Operation.MOVE: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES, _DELETED),
     Operation.REMOTE: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES, _DELETED),
     # Who has left is never told to come back.
     Operation.DETACH: _answers(
-        _YES, _YES, _YES, _YES, _YES, _YES, _YES),
+        _YES, _YES, _YES, _YES, _YES, _YES, _YES, _YES),
     # The other copy does not grow.
     Operation.EXTEND: _answers(
-        _YES, _WAITS, _WAITS, _YES, _YES, _YES, _DELETED),
+        _YES, _WAITS, _WAITS, _YES, _YES, _YES, _YES, _DELETED),
     # What is recorded is carried out: it can be asked for again.
     Operation.DELETE: _answers(
-        _YES, _WAITS, _YES, _YES, _YES, _YES, _YES),
+        _YES, _WAITS, _YES, _YES, _YES, _YES, _YES, _YES),
+    # What is on another node still would not be in it.
+    Operation.SNAPSHOT: _answers(
+        _YES, _WAITS, _WAITS, _MOVES, _ARRIVES, _YES, _YES, _DELETED),
     Operation.BACKUP: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES, _DELETED),
     # The two rows would change places under the move.
     Operation.MIGRATE: _answers(
-        _YES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _DELETED),
+        _YES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _DELETED),
     Operation.RETYPE: _answers(
-        _YES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _DELETED),
+        _YES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _DELETED),
     # A group is on one node.
     Operation.GROUP: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES, _DELETED),
 }
 
 # What Cinder's own migration leaves behind when it is over
@@ -113,9 +123,16 @@ def is_bound(volume: objects.Volume) -> bool:
         volume.migration_status not in MIGRATION_OVER)
 
 
+def _answer(move: rows.Move, operation: Operation) -> Answer:
+    answer = TABLE[operation][table.State(move.state)]
+    if answer is Answer.ARRIVES and table.has_released(move):
+        return Answer.YES
+    return answer
+
+
 def refusal(move: rows.Move, operation: Operation) -> Exception | None:
     """What a user is told whose operation a move does not allow now."""
-    answer = TABLE[operation][table.State(move.state)]
+    answer = _answer(move, operation)
     if answer is Answer.DELETED:
         return exception.VolumeIsDiscarded(
             volume_id=move.volume_id, action=operation.value,
@@ -148,7 +165,7 @@ def check_moves(ctxt: context.RequestContext, volume_id: str,
         refused = refusal(move, operation)
         if refused is None:
             continue
-        if TABLE[operation][table.State(move.state)] is Answer.WAITS:
+        if _answer(move, operation) in PATIENT:
             raise _Waits(refused)
         raise refused
 

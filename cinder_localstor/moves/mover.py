@@ -41,7 +41,7 @@ class Mover:
                  on_source: source.Source, node_handles: handles.Handles,
                  steps: executor.StepRunner, interactive: executor.Executor,
                  periodic: scheduler.Scheduler, peers: rpc.PeerAPI,
-                 configuration: Any) -> None:
+                 volume_gate: gate.Gate, configuration: Any) -> None:
         """:param host: ``host@backend`` of this node
         :param interactive: drives moves that a user waits for
         """
@@ -54,7 +54,7 @@ class Mover:
         self._scheduler = periodic
         self._peers = peers
         self._configuration = configuration
-        self._gate = gate.Gate(host, configuration.localstor_peer_timeout)
+        self._gate = volume_gate
 
     def begin(self, ctxt: context.RequestContext, volume: objects.Volume,
               peer: objects.Service) -> None:
@@ -182,7 +182,7 @@ class Mover:
                   ) -> rows.Move | None:
         """The move that decides where a volume is, if it moves."""
         moves = [move for move in rows.for_volume(ctxt, volume_id)
-                 if move.state != table.State.ABORTING]
+                 if move.state not in table.ASIDE]
         return moves[-1] if moves else None
 
     def is_arriving(self, ctxt: context.RequestContext,

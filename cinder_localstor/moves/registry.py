@@ -30,23 +30,29 @@ class Registry:
 
     :ivar volumes: copies of users' volumes, whether these move or not
     :ivar moves: that the backend has a part in
+    :ivar snapshots: that lie here, wherever their volumes are by now
     :ivar sources: what moves read here
     :ivar arriving: what moves bring here
     """
 
     def __init__(self, host: str, volumes: Iterable[copies.Copy],
-                 moves: Iterable[rows.Move]) -> None:
+                 moves: Iterable[rows.Move],
+                 snapshots: Iterable[copies.Copy] = ()) -> None:
         """:param host: ``host@backend``"""
         self.host = host
         self.volumes = tuple(volumes)
         self.moves = tuple(moves)
+        self.snapshots = tuple(snapshots)
         self.sources = tuple(_source(move) for move in self.moves
                              if move.transfer.source_host == host)
+        # A source that is kept has nothing to do with the other node.
         self.arriving = tuple(self._arriving(move) for move in self.moves
-                              if move.transfer.destination_host == host)
+                              if move.transfer.destination_host == host
+                              and move.state != table.State.KEEPING)
 
     def __iter__(self) -> Iterator[copies.Copy]:
-        yield from (*self.volumes, *self.sources, *self.arriving)
+        yield from (*self.volumes, *self.sources, *self.arriving,
+                    *self.snapshots)
 
     def names(self) -> set[str]:
         """Names of all copies."""
@@ -92,7 +98,9 @@ class Registry:
         return list(found.values())
 
     def superseded(self) -> list[copies.Copy]:
-        """Sources that nobody needs any more; they are being deleted."""
+        """Sources that no move reads any more: they are being deleted, or
+        kept for their snapshots.
+        """
         return [copy for copy in self.sources if not self._is_needed(copy)]
 
     def _is_needed(self, source: copies.Copy) -> bool:
@@ -109,10 +117,12 @@ class Registry:
 def _source(move: rows.Move) -> copies.Copy:
     described = move.transfer
     serves = table.TABLE[table.State(move.state)].serves
+    kept = move.state == table.State.KEEPING
     return copies.Copy(
         host=described.source_host, name=described.source_name,
         volume_id=move.volume_id, generation=described.generation - 1,
-        size=described.size, role=copies.Role.SOURCE, state=move.state,
+        size=described.size, state=move.state,
+        role=copies.Role.KEPT if kept else copies.Role.SOURCE,
         move_id=move.move_id, newest=described.generation if serves else 0)
 
 
@@ -123,4 +133,5 @@ def read(ctxt: context.RequestContext, host: str) -> Registry:
     """
     # The moves first: of one that ends in between, the volume's row tells.
     moves = rows.for_host(ctxt, host)
-    return Registry(host, rows.copies_on(ctxt, host), moves)
+    return Registry(host, rows.copies_on(ctxt, host), moves,
+                    rows.snapshots_on(ctxt, host))

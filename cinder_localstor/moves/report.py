@@ -269,6 +269,7 @@ class _Judge:
         entries = [*map(self._arriving_copy, self._wanted.arriving),
                    *map(self._source_copy, self._wanted.sources),
                    *map(self._standing_copy, self._wanted.standing()),
+                   *map(self._snapshot, self._wanted.snapshots),
                    *self._leftovers()]
         problems = [*observed.failures, *map(_suspended_volume,
                                              observed.suspended)]
@@ -291,6 +292,45 @@ class _Judge:
     def _device(self, name: str) -> interface.Device | None:
         return (self.observed.devices or {}).get(name)
 
+    # Snapshots, and what is kept for them
+
+    def _snapshot(self, copy: copies.Copy) -> Entry:
+        problems = ([] if copy.role is copies.Role.PASSING
+                    else self._problems_of_snapshot(copy))
+        return self._entry(copy.name, copy.volume_id, copy.role, problems)
+
+    def _problems_of_snapshot(self, copy: copies.Copy) -> Iterator[str]:
+        if self.observed.volumes is None:
+            return
+        volume = self.observed.volumes.get(copy.name)
+        if volume is None:
+            yield self._missing(copy)
+        elif not volume.is_valid:
+            yield ('snapshot %s/%s is invalid: its space was full or could '
+                   "not be written (look with 'dmesg'). What it had is lost: "
+                   'delete it' % (self._group.name, copy.name))
+        elif not self._group.is_active(copy.name):
+            yield _inactive('%s/%s' % (self._group.name, copy.name))
+        origin = copy.depends_on
+        if (volume is not None and origin is not None
+                and volume.origin != origin.name):
+            yield ('logical volume %s/%s is no snapshot of %s: a deletion '
+                   'has begun, and what it had is lost. Delete it'
+                   % (self._group.name, copy.name, origin.name))
+
+    def _missing(self, copy: copies.Copy) -> str:
+        return 'logical volume %s/%s is missing' % (self._group.name,
+                                                    copy.name)
+
+    def _kept_copy(self, copy: copies.Copy) -> Entry:
+        move = self._wanted.move_of(copy)
+        problems = [move.problem] if move.problem else []
+        if (self.observed.volumes is not None
+                and copy.name not in self.observed.volumes
+                and not table.DELETE_SOURCE.is_done(move)):
+            problems.append(self._missing(copy))
+        return self._entry(copy.name, copy.volume_id, copy.role, problems)
+
     # Copies that do not move
 
     def _standing_copy(self, copy: copies.Copy) -> Entry:
@@ -304,7 +344,7 @@ class _Judge:
         full_name = '%s/%s' % (self._group.name, copy.name)
         volume = self.observed.volumes.get(copy.name)
         if volume is None:
-            yield 'logical volume %s is missing' % full_name
+            yield self._missing(copy)
             return
         if not self._group.is_active(copy.name):
             yield _inactive(full_name)
@@ -430,7 +470,7 @@ class _Judge:
         observed = self.observed
         full_name = '%s/%s' % (self._group.name, copy.name)
         if observed.volumes is not None and copy.name not in observed.volumes:
-            yield 'logical volume %s is missing' % full_name
+            yield self._missing(copy)
         elif not self._group.is_active(copy.name):
             yield _inactive(full_name)
         iqn = move.transfer.export.iqn
@@ -465,6 +505,8 @@ class _Judge:
             yield 'hydration has stopped'
 
     def _source_copy(self, copy: copies.Copy) -> Entry:
+        if copy.role is copies.Role.KEPT:
+            return self._kept_copy(copy)
         move = self._wanted.move_of(copy)
         running = self._running(move)
         state = table.State(move.state)

@@ -8,12 +8,15 @@ from typing import Any
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
+from cinder_localstor.datapath import snapshots
 from cinder_localstor.datapath import source
 from cinder_localstor.datapath import wipes
 from cinder_localstor.moves import answers
 from cinder_localstor.moves import executor
 from cinder_localstor.moves import exports
 from cinder_localstor.moves import facts
+from cinder_localstor.moves import gate
+from cinder_localstor.moves import keeper
 from cinder_localstor.moves import mover
 from cinder_localstor.moves import recovery
 from cinder_localstor.moves import scheduler
@@ -30,6 +33,7 @@ class Service:
     """
 
     mover: mover.Mover
+    keeper: keeper.Keeper
     scheduler: scheduler.Scheduler
     recovery: recovery.Recovery
     answers: answers.Answers
@@ -72,11 +76,16 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
         host, node, on_destination, background,
         exports.Exports(host, node.target, steps), peers, configuration,
         workers)
+    volume_gate = gate.Gate(host, configuration.localstor_peer_timeout)
+    keeps = keeper.Keeper(host, snapshots.Snapshots(node, configuration),
+                          volume_gate, periodic, peers)
     return Service(
         mover=mover.Mover(host, node, on_source, node_handles, steps,
-                          interactive, periodic, peers, configuration),
+                          interactive, periodic, peers, volume_gate,
+                          configuration),
+        keeper=keeps,
         scheduler=periodic,
         recovery=recovery.Recovery(host, node_handles, periodic),
         answers=answers.Answers(host, node, on_source, on_destination, steps,
-                                periodic, configuration),
+                                periodic, keeps, configuration),
         on_destination=on_destination, executor=background)

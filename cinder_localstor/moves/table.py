@@ -31,6 +31,7 @@ class State(str, enum.Enum):
     STARTING = 'starting'
     MIGRATING = 'migrating'
     COMPLETING = 'completing'
+    KEEPING = 'keeping'
     ABORTING = 'aborting'
     DISCARDING = 'discarding'
     # The shadow row is gone.
@@ -79,8 +80,11 @@ class Fact(str, enum.Enum):
                 'there is space for what comes')
     TURN = ('turn', 'node',
             'it is among as many as may hydrate at a time')
-    SOURCE_FREE = ('source_free', 'database',
-                   "no other move uses the source's copy")
+    UNEXPORTED = ('unexported', 'steps',
+                  "the source's copy is not exported any more")
+    KEPT = 'kept', 'database', "thick snapshots lie on the source's copy"
+    SOURCE_FREE = ('source_free', 'database', 'no other move uses the '
+                   "source's copy, and no thick snapshot lies on it")
     SOURCE_GONE = ('source_gone', 'source', 'its copy is wiped and removed')
     DESTINATION_GONE = ('destination_gone', 'node',
                         "so is the destination's")
@@ -183,8 +187,9 @@ class Rules:
 EXPORT_SOURCE = SourceStep(source.Source.export_source)
 SEAL_SOURCE = SourceStep(source.Source.seal_source)
 UNEXPORT_SOURCE = SourceStep(source.Source.unexport_source)
-# A copy that another move arrives at, or reads, is not in the way of the
-# volume: it can wait.
+HIDE_SOURCE = SourceStep(source.Source.hide_source)
+# A copy that another move arrives at or reads, or that has snapshots, is not
+# in the way of the volume: it can wait.
 DELETE_SOURCE = SourceStep(source.Source.delete_source,
                            when=(Fact.SOURCE_FREE,))
 
@@ -260,6 +265,14 @@ TABLE: dict[State, Rules] = {
         steps=(STAND_ALONE, REMOVE_ENGINE, DISCONNECT_SOURCE, REMOVE_MAP,
                KEEP_DESTINATION, UNEXPORT_SOURCE, DELETE_SOURCE),
         transitions=(Transition(State.SUCCESS,
+                                (Fact.READY, Fact.SOURCE_GONE)),
+                     Transition(State.KEEPING,
+                                (Fact.UNEXPORTED, Fact.KEPT)))),
+    # The volume has nothing to do with it any more, nor has its node.
+    State.KEEPING: Rules(
+        owner=Side.SOURCE,
+        steps=(HIDE_SOURCE, DELETE_SOURCE),
+        transitions=(Transition(State.SUCCESS,
                                 (Fact.READY, Fact.SOURCE_GONE)),)),
     State.ABORTING: Rules(
         owner=Side.SOURCE,
@@ -272,7 +285,10 @@ TABLE: dict[State, Rules] = {
                DELETE_SOURCE),
         transitions=(Transition(State.DISCARDED,
                                 (Fact.READY, Fact.DESTINATION_GONE,
-                                 Fact.SOURCE_GONE)),)),
+                                 Fact.SOURCE_GONE)),
+                     Transition(State.KEEPING,
+                                (Fact.UNEXPORTED, Fact.DESTINATION_GONE,
+                                 Fact.KEPT)))),
 }
 
 # In these a guest has the volume, or is about to: they go before all others.
@@ -281,6 +297,9 @@ URGENT = tuple(state for state, rules in TABLE.items() if rules.serves)
 # From where a failure leads back to the volume as it was before the move
 UNDONE_BY_FAILURE = (State.PREPARING,)
 
+# In these a move says nothing of where its volume is.
+ASIDE = (State.KEEPING, State.ABORTING)
+
 FINAL = (State.SUCCESS, State.ABORTED, State.DISCARDED)
 
 # The side whose loss for good an operator may take for granted, by state.  In
@@ -288,6 +307,7 @@ FINAL = (State.SUCCESS, State.ABORTED, State.DISCARDED)
 ABANDONABLE = {State.STARTING: Side.DESTINATION,
                State.ABORTING: Side.DESTINATION,
                State.COMPLETING: Side.SOURCE,
+               State.KEEPING: Side.SOURCE,
                State.DISCARDING: Side.SOURCE}
 
 # The fact that is taken for granted with the steps of a lost node
@@ -297,7 +317,13 @@ LOST = {Side.SOURCE: Fact.SOURCE_GONE,
 
 def has_released(move: rows.Move) -> bool:
     """Whether a move has no more to do with its destination's copy."""
-    return KEEP_DESTINATION.is_done(move) or DELETE_DESTINATION.is_done(move)
+    return (move.state == State.KEEPING or KEEP_DESTINATION.is_done(move)
+            or DELETE_DESTINATION.is_done(move))
+
+
+def has_unexported(move: rows.Move) -> bool:
+    """Whether a move has read its source's copy for the last time."""
+    return move.state == State.KEEPING or UNEXPORT_SOURCE.is_done(move)
 
 
 def steps_of(state: State) -> dict[str, Step]:

@@ -9,6 +9,7 @@ History::
 
     1.0  identify, examine, run, is_source_used, drive
     1.1  remaining; a copy that ``run`` gives up is wiped after the answer
+    1.2  delete_snapshot
 
 A peer of 1.0 wipes a copy before it answers, and has nothing that remains.  It
 is asked nothing that it does not know: each call names the version that it
@@ -28,7 +29,7 @@ import oslo_messaging as messaging
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 
-VERSION = '1.1'
+VERSION = '1.2'
 FIRST_VERSION = '1.0'
 TOPIC = 'cinder-localstor'
 
@@ -70,6 +71,10 @@ class Answers(Protocol):
                   ) -> list[str]:
         """Which of some copies are there still."""
 
+    def delete_snapshot(self, ctxt: context.RequestContext, volume_id: str,
+                        snapshot_id: str) -> None:
+        """Delete a snapshot that lies there."""
+
     def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
         """Look after a move now."""
 
@@ -105,6 +110,10 @@ class Endpoint:
                   ) -> list[str]:
         return self._answers.remaining(ctxt, names)
 
+    def delete_snapshot(self, ctxt: context.RequestContext, volume_id: str,
+                        snapshot_id: str) -> None:
+        self._answers.delete_snapshot(ctxt, volume_id, snapshot_id)
+
     def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
         self._answers.drive(ctxt, move_id)
 
@@ -133,7 +142,7 @@ class PeerAPI:
         :raises PeerFailed: the peer says that it failed
         """
         ctxt = context.get_admin_context()
-        if not self._is_up(ctxt, peer):
+        if not self.is_up(ctxt, peer):
             raise exception.PeerDown(peer=peer, volume_id=about,
                                      host=self.host,
                                      reason='its service is down')
@@ -164,7 +173,8 @@ class PeerAPI:
                 peer=peer, volume_id=about, step=method, reason=error,
                 kind=type(error).__name__.removesuffix('_Remote')) from error
 
-    def _is_up(self, ctxt: context.RequestContext, peer: str) -> bool:
+    def is_up(self, ctxt: context.RequestContext, peer: str) -> bool:
+        """Whether a peer's service counts as up."""
         services = objects.ServiceList.get_all(
             ctxt, {'host': peer, 'binary': 'cinder-volume'})
         return any(service.is_up for service in services)
@@ -202,6 +212,13 @@ class PeerAPI:
             if error.kind != UNSUPPORTED:
                 raise
             return set()
+
+    def delete_snapshot(self, peer: str, volume_id: str, snapshot_id: str
+                        ) -> None:
+        """Let a peer delete a snapshot that lies there."""
+        self._call(peer, volume_id, 'delete_snapshot', patient=False,
+                   version='1.2', volume_id=volume_id,
+                   snapshot_id=snapshot_id)
 
     def nudge(self, peer: str, move_id: str) -> None:
         """Let a peer look after a move now; it would do so later anyway."""

@@ -32,6 +32,7 @@ from cinder_localstor import exception
 from cinder_localstor.moves import report
 from cinder_localstor.moves import scheduler
 from cinder_localstor.moves import service
+from cinder_localstor.moves import table
 from cinder_localstor.node import interface
 from cinder_localstor.node import simulated
 from cinder_localstor import opts
@@ -178,6 +179,12 @@ class Peers:
     def remaining(self, peer, names):
         return set(self._call(peer, 'remaining', sorted(names)))
 
+    def is_up(self, ctxt, peer):
+        return peer not in self._cloud.down
+
+    def delete_snapshot(self, peer, volume_id, snapshot_id):
+        self._call(peer, 'delete_snapshot', volume_id, snapshot_id)
+
     def nudge(self, peer, move_id):
         pass  # lost: the periodic task has to do
 
@@ -272,6 +279,23 @@ class Cloud:
         node.flush(self.handle(volume))
         self.content[volume.id][number] = content
 
+    def snapshot_row(self, volume):
+        """What Cinder's API makes of a request for a snapshot."""
+        snapshot = objects.Snapshot(
+            self.ctxt, volume_id=volume.id, status='creating', use_quota=False,
+            volume_size=self.row(volume).size, volume_type_id=None,
+            project_id='project', user_id='user')
+        snapshot.create()
+        self.content[snapshot.id] = dict(self.content[volume.id])
+        return snapshot
+
+    def read_snapshot(self, snapshot):
+        """What a snapshot holds, wherever it is."""
+        node = self.nodes[rows.place_of(self.ctxt, snapshot.id)]
+        path = node.volumes.path(rows.snapshot_copy_name(snapshot.id))
+        return {number: node.read(path, number)
+                for number in self.content[snapshot.id]}
+
     def read(self, volume):
         node, path = self.nodes[self.host_of(volume)], self.handle(volume)
         return {number: node.read(path, number)
@@ -326,13 +350,22 @@ class Cloud:
                 self.boot(host)
             self.hydrate()
             self.watch()
-            if not self.down and not any(
-                    rows.for_host(self.ctxt, host) for host in self.nodes):
+            if not self.down and all(
+                    self.is_kept(move) for host in self.nodes
+                    for move in rows.for_host(self.ctxt, host)):
                 return
         raise AssertionError('moves do not end: %s' % [
             (move.state, move.done, move.problem)
             for host in self.nodes
             for move in rows.for_host(self.ctxt, host)])
+
+    def is_kept(self, move):
+        """Whether a move has to wait until snapshots are deleted."""
+        described = move.transfer
+        return (move.state == table.State.KEEPING
+                and table.HIDE_SOURCE.is_done(move)
+                and described.source_name in rows.origins(
+                    self.ctxt, described.source_host))
 
     def report(self, *hosts):
         """What the operator is told of backends, on one machine."""
@@ -349,14 +382,19 @@ class Cloud:
                 {'status': status})
 
     def leftovers(self, volumes):
-        """All that is on the nodes beyond what these volumes need."""
+        """All that is on the nodes beyond what these volumes and all snapshots
+        need.
+        """
         found = []
         for host, node in self.nodes.items():
             names = {row.name for row in map(self.row, volumes)
                      if row.host == host}
             wanted = {handles.handle_name(name) for name in names}
+            snapshots = {snapshot.name for snapshot
+                         in rows.snapshots_on(self.ctxt, host)}
             found += [(host, 'volume', name)
-                      for name in set(node.volumes.disks) ^ names]
+                      for name in set(node.volumes.disks) ^ (
+                          names | snapshots | rows.origins(self.ctxt, host))]
             found += [(host, 'node', name)
                       for name in set(node.device_mapper.nodes) ^ wanted]
             found += [(host, 'export', name)

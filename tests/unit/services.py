@@ -17,6 +17,7 @@ from unittest import mock
 
 from cinder import context
 from cinder.db import api as db
+from cinder import exception as cinder_exception
 from cinder.message import message_field
 from cinder import objects
 from cinder.objects import fields
@@ -344,6 +345,27 @@ class Services(base.Cloud):
         """Nova has copied a volume and uses the other."""
         rpcapi.VolumeAPI().migrate_volume_completion(
             self.ctxt, self.refresh(volume), self.refresh(new), False)
+
+    def take_snapshot(self, volume):
+        """A snapshot of a volume, in use or not; its row afterwards."""
+        snapshot = self.snapshot_row(volume)
+        rpcapi.VolumeAPI().create_snapshot(self.ctxt, self.refresh(volume),
+                                           snapshot)
+        return self.refresh_snapshot(snapshot)
+
+    def refresh_snapshot(self, snapshot):
+        return objects.Snapshot.get_by_id(self.ctxt, snapshot.id)
+
+    def delete_snapshot(self, snapshot):
+        """Delete a snapshot; its status afterwards, None if it is gone."""
+        snapshot = self.refresh_snapshot(snapshot)
+        snapshot.status = 'deleting'
+        snapshot.save()
+        rpcapi.VolumeAPI().delete_snapshot(self.ctxt, snapshot)
+        try:
+            return self.refresh_snapshot(snapshot).status
+        except cinder_exception.SnapshotNotFound:
+            return None
 
     def delete(self, volume):
         """Delete a volume; whether its row is gone."""

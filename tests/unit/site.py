@@ -10,6 +10,7 @@ request at a time.
 import collections
 from collections.abc import Callable
 import contextlib
+import copy
 import dataclasses
 import json
 from typing import Any
@@ -114,6 +115,18 @@ class Opened:
 
 
 @dataclasses.dataclass
+class Snapshot:
+    """A snapshot, and what it holds.
+
+    :ivar is_good: whether it is available
+    """
+
+    row: objects.Snapshot
+    contents: model.Contents
+    is_good: bool
+
+
+@dataclasses.dataclass
 class Instance:
     """An instance with its one volume.
 
@@ -122,6 +135,7 @@ class Instance:
     :ivar home: where the guest runs or would be started again
     :ivar runs: whether it runs
     :ivar doomed: whether the volume is as good as deleted
+    :ivar snapshots: by their ids
     """
 
     volume: objects.Volume
@@ -131,6 +145,7 @@ class Instance:
     home: str | None = None
     runs: bool = False
     doomed: bool = False
+    snapshots: dict[str, Snapshot] = dataclasses.field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
@@ -317,9 +332,12 @@ class Site(base.Cloud):
             (move.state, move.done, move.problem) for move in self.moves()])
 
     def _waits(self, move: rows.Move) -> bool:
-        """Whether a move can't go on before Nova has ended a migration."""
+        """Whether a move can't go on before Nova has ended a migration, or a
+        user has deleted snapshots.
+        """
         return (move.state == table.State.STARTING
-                and len(rows.attachments(self.ctxt, move.volume_id)) > 1)
+                and len(rows.attachments(self.ctxt, move.volume_id)) > 1
+                or self.is_kept(move))
 
     # Cinder
 
@@ -465,13 +483,64 @@ class Site(base.Cloud):
             self._ask(volume, lambda driver: driver.extend_volume(volume,
                                                                   size))
         except REFUSALS as error:
-            assert moving or not healthy, 'extend fails: %s' % error
+            # LVM extends no volume in use that has thick snapshots.
+            assert moving or instance.snapshots or not healthy, (
+                'extend fails: %s' % error)
             self.set_status(volume, 'error_extending')
             self.reset_state(instance, before)
             return False
         volume.update({'size': size, 'status': before})
         volume.save()
         return True
+
+    def take_snapshot(self, instance: Instance) -> bool:
+        """Take a snapshot of a volume; whether it worked."""
+        volume = self.refresh(instance.volume)
+        moving = rows.for_volume(self.ctxt, volume.id)
+        healthy = self.is_healthy
+        row = objects.Snapshot(
+            self.ctxt, volume_id=volume.id, status='creating',
+            use_quota=False, volume_size=volume.size)
+        row.create()
+        contents = copy.deepcopy(instance.contents)
+        try:
+            row.update(self._ask(
+                volume, lambda driver: driver.create_snapshot(row)))
+        except REFUSALS as error:
+            assert moving or not healthy, 'snapshot fails: %s' % error
+            row.status = 'error'
+            row.save()
+        else:
+            row.status = 'available'
+            row.save()
+        instance.snapshots[row.id] = Snapshot(
+            row, contents, row.status == 'available')
+        return row.status == 'available'
+
+    def delete_snapshot(self, instance: Instance) -> bool:
+        """Delete the oldest snapshot of a volume; whether it is gone."""
+        snapshot_id, snapshot = next(iter(instance.snapshots.items()))
+        healthy = self.is_healthy
+        try:
+            self._ask(instance.volume, lambda driver: self._delete_snapshot(
+                driver, snapshot))
+        except REFUSALS as error:
+            assert not healthy, 'deletion of a snapshot fails: %s' % error
+            return False
+        snapshot.row.destroy()
+        del instance.snapshots[snapshot_id]
+        self.run_queue()
+        return True
+
+    @staticmethod
+    def _delete_snapshot(driver: localstor.LocalStorDriver,
+                         snapshot: Snapshot) -> None:
+        was, snapshot.is_good = snapshot.is_good, False
+        try:
+            driver.delete_snapshot(snapshot.row)
+        except cinder_exception.SnapshotIsBusy:
+            snapshot.is_good = was
+            raise
 
     def delete(self, instance: Instance) -> bool:
         """Delete a volume without attachments; whether it is gone."""
@@ -591,6 +660,8 @@ class Site(base.Cloud):
         """:raises AssertionError: something may not be as it is"""
         for instance in self.instances:
             self.check(instance)
+            for snapshot in instance.snapshots.values():
+                self._check_snapshot(snapshot)
         self._check_writers()
         self._check_sources()
 
@@ -610,6 +681,17 @@ class Site(base.Cloud):
                 except exception.SourceUnreachable:
                     continue  # it waits
                 instance.contents.read(number, found)
+
+    def _check_snapshot(self, snapshot: Snapshot) -> None:
+        """A snapshot holds what its volume held then, on a node that is on.
+        """
+        place = rows.place_of(self.ctxt, snapshot.row.id)
+        if not snapshot.is_good or place in self.off:
+            return
+        node = self.nodes[place]
+        path = node.volumes.path(rows.snapshot_copy_name(snapshot.row.id))
+        for number in snapshot.contents.regions():
+            snapshot.contents.read(number, node.read(path, number))
 
     def _check_writers(self) -> None:
         """No two copies of a volume can be written.
@@ -665,6 +747,8 @@ class Site(base.Cloud):
         self.settle()
         for instance in list(self.instances):
             self._finish(instance)
+            while instance.snapshots:
+                assert self.delete_snapshot(instance), 'a snapshot stays'
         self.settle()
         for instance in list(self.instances):
             if not instance.is_whole:
@@ -700,8 +784,8 @@ class Broken(BaseException):
 def _empty_database(ctxt) -> None:
     with db.main_context_manager.writer.using(ctxt) as session:
         for table_of_rows in (models.VolumeAdminMetadata,
-                              models.VolumeAttachment, models.Volume,
-                              models.Service):
+                              models.VolumeAttachment, models.Snapshot,
+                              models.Volume, models.Service):
             session.query(table_of_rows).delete()
 
 

@@ -34,6 +34,13 @@ class WipesTest(base.TestCase):
         self.assertEqual(set(), self.wipes.remaining(['copy']))
         self.assertEqual({}, self.group.disks)
 
+    def test_copy_that_has_snapshots_is_not_given_up(self):
+        self.group.create_snapshot('snapshot', 'copy', frozenset())
+        error = self.assertRaises(exception.SnapshotsLeft,
+                                  self.wipes.give_up, 'copy')
+        self.assertIn('snapshot would be lost', str(error))
+        self.assertEqual([], self.wipes.recorded())
+
     def test_copy_that_is_not_given_up_remains_and_is_not_wiped(self):
         self.assertEqual([], self.wipes.recorded())
         self.assertEqual({'copy'}, self.wipes.remaining(['copy']))

@@ -4,15 +4,18 @@
 from unittest import mock
 
 from cinder.db import api as db
+from cinder.db import models
 from cinder import exception as cinder_exception
 from cinder import objects
 from cinder.tests.unit import fake_constants as fake
+from oslo_utils import units
 import tenacity
 
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.moves import table
+from cinder_localstor.node import simulated
 from cinder_localstor import rows
 from tests.unit import base
 from tests.unit import services
@@ -508,6 +511,256 @@ class ExtendTest(ManagerTestCase):
         rows.change_state(self.ctxt, move, table.State.DISCARDING.value)
         volume = self.cloud.extend(self.volume, 2)
         self.assertEqual((1, 'error_extending'), (volume.size, volume.status))
+
+
+class SnapshotTestCase(ManagerTestCase):
+
+    def take(self):
+        snapshot = self.cloud.take_snapshot(self.volume)
+        self.assertEqual('available', snapshot.status)
+        return snapshot
+
+    def assert_as_then(self, *snapshots):
+        """Snapshots hold what the volume held when they were taken."""
+        for snapshot in snapshots:
+            self.assertEqual(self.cloud.content[snapshot.id],
+                             self.cloud.read_snapshot(snapshot))
+
+
+class SnapshotTest(SnapshotTestCase):
+    """Thick snapshots."""
+
+    # Whether what a volume has left is kept for its snapshots
+    keeps = True
+
+    def assert_refused(self, *parts):
+        snapshot = self.cloud.take_snapshot(self.volume)
+        self.assertEqual('error', snapshot.status)
+        for part in parts:
+            self.assertIn(part, str(self.cloud.failures[-1]))
+        return snapshot
+
+    def kept(self):
+        return [move.state for move
+                in rows.for_volume(self.ctxt, self.volume.id)]
+
+    def test_snapshot_holds_what_the_volume_held_then(self):
+        snapshot = self.take()
+        self.cloud.write(self.volume, 3, 'later')
+        second = self.take()
+        self.cloud.write(self.volume, 3, 'latest')
+        self.assert_as_then(snapshot, second)
+        self.assert_whole()
+        self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+        self.assert_as_then(second)
+        self.assertIsNone(self.cloud.delete_snapshot(second))
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+        self.assertTrue(self.cloud.delete(self.volume))
+
+    def test_row_says_where_it_lies_and_tags_what_it_is(self):
+        snapshot = self.take()
+        self.assertEqual(A, snapshot.provider_location)
+        disk = self.cloud.nodes[A].volumes.disks['_' + snapshot.name]
+        self.assertEqual(
+            transfer.tags(volume=self.volume.id, snapshot=snapshot.id,
+                          generation=1), disk.tags)
+
+    def test_volume_in_use(self):
+        self.cloud.attach(self.volume, A)
+        snapshot = self.take()
+        self.cloud.write(self.volume, 3, 'later')
+        self.assert_as_then(snapshot)
+        self.assertEqual('in-use', self.refresh().status)
+
+    def test_volume_moves_on_and_its_snapshot_stays(self):
+        snapshot = self.take()
+        attachment = self.cloud.arrive(self.volume)
+        self.cloud.write(self.volume, 3, 'later')
+        second = self.take()
+        self.cloud.write(self.volume, 4, 'latest')
+        self.assert_as_then(snapshot, second)
+        self.assertEqual((A, B), (snapshot.provider_location,
+                                  second.provider_location))
+        self.assertEqual([table.State.KEEPING] * self.keeps, self.kept())
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+        # Cinder asks the node that has the volume.
+        self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+        self.cloud.settle()
+        self.assertEqual([], self.kept())
+        self.assertEqual({}, self.cloud.nodes[A].volumes.disks)
+        self.assert_as_then(second)
+        self.cloud.detach(self.volume, attachment)
+        self.assertIsNone(self.cloud.delete_snapshot(second))
+        self.assertTrue(self.cloud.delete(self.volume))
+        self.assert_nothing_left()
+
+    def test_volume_moves_back_and_forth_with_snapshots_everywhere(self):
+        snapshots = []
+        for number, host in enumerate((B, A, B)):
+            snapshots.append(self.take())
+            attachment = self.cloud.arrive(self.volume, host)
+            self.cloud.write(self.volume, number, 'on ' + host)
+            self.cloud.detach(self.volume, attachment)
+        self.assert_as_then(*snapshots)
+        self.assert_whole()
+        for host in (A, B):
+            self.cloud.reboot(host)
+        self.assert_as_then(*snapshots)
+        self.assert_whole()
+        self.assertTrue(self.cloud.report(A).is_well)
+        self.assertTrue(self.cloud.report(B).is_well)
+        for snapshot in snapshots:
+            self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+        self.cloud.settle()
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+
+    def test_snapshot_in_mid_move_is_refused_and_leaves_nothing(self):
+        self.cloud.attach(self.volume, B)
+        self.assertEqual(table.State.MIGRATING, self.state())
+        snapshot = self.assert_refused(
+            self.volume.id, 'take a snapshot of it', 'the move has ended')
+        self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+        self.cloud.settle()
+        self.assert_nothing_left(self.volume)
+        self.take()
+
+    def test_snapshot_of_what_has_arrived_needs_no_end_of_the_move(self):
+        attachment = self.cloud.attach(self.volume, B)
+        node = self.cloud.nodes[A]
+        with mock.patch.object(node.volumes, 'clear', side_effect=(
+                exception.CommandFailed(command='dd', host='a',
+                                        reason='slow'))):
+            for _time in range(6):
+                self.cloud.hydrate()
+                self.cloud.watch()
+            self.assertEqual(table.State.COMPLETING, self.state())
+            snapshot = self.take()
+        self.cloud.write(self.volume, 3, 'later')
+        self.cloud.settle()
+        self.assert_as_then(snapshot)
+        self.cloud.detach(self.volume, attachment)
+
+    def test_deletion_waits_for_a_node_that_is_away(self):
+        snapshot = self.take()
+        self.cloud.arrive(self.volume)
+        self.cloud.down.add(A)
+        self.assertEqual('available', self.cloud.delete_snapshot(snapshot))
+        self.assert_as_then(snapshot)
+        self.cloud.boot(A)
+        self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+        self.cloud.settle()
+        self.assert_nothing_left(self.volume)
+
+    def test_deletion_without_an_answer_can_be_asked_for_again(self):
+        snapshot = self.take()
+        self.cloud.arrive(self.volume)
+        for fault in (simulated.Fault.HANG, simulated.Fault.HANG_AFTER):
+            self.cloud.nodes[B].faults.forget()
+            self.cloud.nodes[B].faults.plan = simulated.Call(
+                'Peers.delete_snapshot', 0, fault)
+            self.assertEqual('error_deleting',
+                             self.cloud.delete_snapshot(snapshot))
+            for part in (snapshot.id, A, 'snapshot set --state error'):
+                self.assertIn(part, str(self.cloud.failures[-1]))
+        self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+        self.cloud.settle()
+        self.assert_nothing_left(self.volume)
+
+    def test_full_group_is_told_and_nothing_is_left(self):
+        self.fill()
+        snapshot = self.assert_refused('group', '_snapshot-')
+        self.assertIsNone(snapshot.provider_location)
+        self.assert_nothing_left(self.volume)
+        self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+
+    def fill(self):
+        self.cloud.nodes[A].volumes.total = int(1.5 * units.Gi)
+
+    def test_snapshots_take_space_for_the_scheduler(self):
+        self.take()
+        with self.cloud.process(A):
+            self.cloud.managers[A].publish_service_capabilities(self.ctxt)
+        pool, = self.cloud.managers[A].last_capabilities['pools']
+        self.assertEqual((2, 2), (pool['allocated_capacity_gb'],
+                                  pool['provisioned_capacity_gb']))
+
+    def test_volume_with_snapshots_grows(self):
+        snapshot = self.take()
+        volume = self.cloud.extend(self.volume, 2)
+        self.assertEqual((2, 'available'), (volume.size, volume.status))
+        self.assert_whole()
+        self.assert_as_then(snapshot)
+
+    def test_volume_in_use_with_snapshots_grows(self):
+        self.override('localstor_online_extend', True)
+        self.cloud.attach(self.volume, A)
+        snapshot = self.take()
+        volume = self.cloud.extend(self.volume, 2)
+        self.assertEqual(self.in_use, (volume.size, volume.status))
+        if self.keeps:
+            error = self.assertRaises(
+                exception.OriginInUse,
+                self.cloud.driver(self.volume).extend_volume, volume, 2)
+            for part in (volume.name, snapshot.id, 'Detach the volume'):
+                self.assertIn(part, str(error))
+        self.assert_as_then(snapshot)
+
+    # LVM grows no origin that is active.
+    in_use = (1, 'error_extending')
+
+    def test_volume_goes_with_its_snapshots(self):
+        self.take()
+        attachment = self.cloud.arrive(self.volume)
+        self.cloud.detach(self.volume, attachment)
+        self.take()
+        with db.main_context_manager.writer.using(self.ctxt) as session:
+            session.query(models.Snapshot).update({'status': 'deleting'})
+        self.cloud.set_status(self.volume, 'deleting')
+        self.cloud.ask(B, 'delete_volume', volume=self.refresh(),
+                       cascade=True)
+        self.cloud.settle()
+        self.assert_nothing_left()
+
+    def test_service_that_dies_in_it_leaves_what_can_be_deleted(self):
+        for fault in (simulated.Fault.CRASH, simulated.Fault.CRASH_AFTER):
+            self.cloud.nodes[A].faults.forget()
+            self.cloud.nodes[A].faults.plan = simulated.Call(
+                'SimulatedVolumeGroup.create_snapshot', 0, fault)
+            snapshot = self.cloud.snapshot_row(self.volume)
+            self.assertRaises(
+                simulated.Crash, self.cloud.ask, A, 'create_snapshot',
+                snapshot=snapshot)
+            # As Cinder's cleanup has it when the service starts
+            snapshot.status = 'error'
+            snapshot.save()
+            self.cloud.reboot(A)
+            self.assertTrue(self.cloud.report(A).is_well)
+            attachment = self.cloud.arrive(self.volume)
+            self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+            self.cloud.settle()
+            self.assert_nothing_left(self.volume)
+            self.cloud.detach(self.volume, attachment)
+            self.cloud.detach(self.volume, self.cloud.arrive(self.volume, A))
+
+
+class ThinSnapshotTest(SnapshotTest):
+    """Thin snapshots, which need no origin."""
+
+    keeps = False
+    in_use = (2, 'in-use')
+
+    def setUp(self):
+        super().setUp()
+        for node in self.cloud.nodes.values():
+            node.volumes.pool_size = 64 * units.Gi
+        self.cloud.delete(self.volume)
+        self.volume = self.cloud.create()
+
+    def fill(self):
+        self.cloud.nodes[A].volumes.pool_size = units.Gi
 
 
 class TransferTest(ManagerTestCase):

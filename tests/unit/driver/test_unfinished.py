@@ -283,3 +283,43 @@ class RetypeTest(UnfinishedTestCase):
                      migration_status='migrating')
         self.settle()
         self.assertEqual(('retyping', 1), self.state())
+
+
+class SnapshotTest(UnfinishedTestCase):
+    """Snapshots whose deletion has died with the service."""
+
+    def snapshot(self, status='deleting'):
+        return cinder_test_utils.create_snapshot(
+            self.ctxt, self.volume.id, status=status,
+            volume_type_id=self.type.id)
+
+    def status(self, snapshot):
+        return objects.Snapshot.get_by_id(self.ctxt, snapshot.id).status
+
+    def test_it_can_be_deleted_again_and_the_user_is_told(self):
+        snapshot = self.snapshot()
+
+        self.settle()
+
+        self.assertEqual('error', self.status(snapshot))
+        [row] = db.message_get_all(self.ctxt)
+        self.assertEqual((snapshot.id, 'VOLUME_SNAPSHOT'), (
+            row['resource_uuid'], row['resource_type']))
+
+    def test_one_that_may_be_under_way_goes_on(self):
+        snapshot = self.snapshot()
+        self.settle(later=unfinished.PATIENCE - 1)
+        self.assertEqual('deleting', self.status(snapshot))
+
+    def test_one_of_a_volume_that_is_deleted_with_it_goes_on(self):
+        snapshot = self.snapshot()
+        self.set_row(self.volume, status='deleting')
+        self.settle()
+        self.assertEqual('deleting', self.status(snapshot))
+
+    def test_others_are_left_alone(self):
+        snapshots = [self.snapshot(status)
+                     for status in ('available', 'creating', 'error')]
+        self.settle()
+        self.assertEqual(['available', 'creating', 'error'],
+                         [self.status(snapshot) for snapshot in snapshots])

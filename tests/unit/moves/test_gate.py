@@ -12,6 +12,7 @@ from tests.unit import base
 
 ERRORS = {gate.Answer.DELETED: exception.VolumeIsDiscarded,
           gate.Answer.WAITS: exception.VolumeIsMoving,
+          gate.Answer.ARRIVES: exception.VolumeIsMoving,
           gate.Answer.UNDECIDED: exception.VolumeIsMoving,
           gate.Answer.MOVES: exception.VolumeIsMoving}
 
@@ -78,6 +79,18 @@ class GateTest(base.TestCase):
             self.ctxt, move, table.State.MIGRATING.value)
         self.assertEqual(self.volume.id, self.enter(
             self.ctxt, self.volume.id, gate.Operation.EXTEND).id)
+
+    def test_what_waits_for_all_to_arrive_needs_no_end_of_the_move(self):
+        self.move_in(table.State.COMPLETING)
+        move, = rows.for_volume(self.ctxt, self.volume.id)
+        error = self.assertRaises(
+            exception.VolumeIsMoving, self.gate.check, self.ctxt,
+            self.volume.id, gate.Operation.SNAPSHOT)
+        self.assertIn('when all of it has arrived', str(error))
+        self.nap.sleep.side_effect = lambda _seconds: rows.record_done(
+            self.ctxt, move, (table.KEEP_DESTINATION.name,))
+        self.assertEqual(self.volume.id, self.enter(
+            self.ctxt, self.volume.id, gate.Operation.SNAPSHOT).id)
 
     def test_volume_that_lives_elsewhere_is_asked_for_there(self):
         there = gate.Gate(base.B, 1)

@@ -56,6 +56,75 @@ class ReportTestCase(base.TestCase):
         return rows.for_volume(self.ctxt, self.volume.id)[0]
 
 
+class SnapshotTest(ReportTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.snapshot = self.cloud.snapshot_row(self.volume)
+        self.cloud.running[base.A].keeper.create(self.ctxt, self.snapshot)
+        self.set_status('available')
+
+    def set_status(self, status):
+        self.snapshot.status = status
+        self.snapshot.save()
+
+    def disks(self):
+        return self.cloud.nodes[base.A].volumes.disks
+
+    @property
+    def name(self):
+        return '_snapshot-' + self.snapshot.id
+
+    def test_snapshot_is_well(self):
+        found, = (copy for copy in self.copies()
+                  if copy.role is copies.Role.SNAPSHOT)
+        self.assertEqual((self.name, self.volume.id, units.Gi),
+                         (found.name, found.volume_id, found.size))
+        self.assertTrue(self.report().is_well)
+
+    def test_missing_snapshot(self):
+        del self.disks()[self.name]
+        self.assert_problem('group/%s is missing' % self.name)
+        for status in ('creating', 'deleting', 'error', 'error_deleting'):
+            self.set_status(status)
+            self.assertTrue(self.report().is_well, status)
+
+    def test_invalid_snapshot(self):
+        self.disks()[self.name].is_valid = False
+        self.assert_problem('snapshot group/%s is invalid' % self.name)
+
+    def test_snapshot_that_is_not_active(self):
+        self.cloud.nodes[base.A].volumes.lost.add(self.name)
+        self.assert_problem('lvchange --activate y group/' + self.name)
+
+    def test_snapshot_whose_deletion_was_broken_off(self):
+        self.disks()[self.name].origin = ''
+        self.assert_problem('no snapshot of ' + self.volume.name)
+
+    def test_snapshot_that_no_row_knows_of(self):
+        self.snapshot.destroy()
+        self.assert_problem('no volume and no move knows of it')
+
+    def test_kept_copy_is_well(self):
+        self.cloud.move(self.volume)
+        self.cloud.settle()
+        found, = (copy for copy in self.copies()
+                  if copy.role is copies.Role.KEPT)
+        self.assertEqual((self.volume.name, (), None),
+                         (found.name, found.under, found.move))
+        self.cloud.down.add(base.B)
+        for host in (base.A, base.B):
+            self.assertTrue(self.report(host).is_well)
+        here, = self.copies(base.B)
+        self.assertEqual(copies.Role.STANDING, here.role)
+
+    def test_kept_copy_that_is_missing(self):
+        self.cloud.move(self.volume)
+        self.cloud.settle()
+        del self.disks()[self.volume.name]
+        self.assert_problem('group/%s is missing' % self.volume.name)
+
+
 class StandingTest(ReportTestCase):
 
     def test_standing_volume_is_well(self):

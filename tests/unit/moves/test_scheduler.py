@@ -97,7 +97,8 @@ class CostTest(SchedulerTestCase):
             move.state for move in rows.for_host(self.ctxt, base.B)})
         calls, statements = self.cost()
         self.assertEqual(['Peers.remaining'], calls)
-        self.assertEqual(1, len(statements))
+        # The moves, and the snapshots that lie on the peer
+        self.assertEqual(2, len(statements))
 
     def test_rows_are_found_by_their_ids(self):
         self.arrive(3)

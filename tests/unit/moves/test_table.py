@@ -46,7 +46,7 @@ class TableTest(unittest.TestCase):
         self.assertEqual(
             {name: table.Side.SOURCE for name in (
                 'export_source', 'seal_source', 'unexport_source',
-                'delete_source')}
+                'hide_source', 'delete_source')}
             | {name: table.Side.DESTINATION for name in (
                 'create_destination', 'create_map', 'connect_source',
                 'build_engine', 'build_handle', 'restore_handle',
@@ -67,9 +67,10 @@ class TableTest(unittest.TestCase):
 
     @ddt.data(*STATES)
     def test_owner_changes_with_the_identity(self, state):
-        # The owner is the node that the user's volume lives on.
+        # The owner is the node that the user's volume lives on, and of what is
+        # kept for snapshots alone the node that has it.
         for found in table.TABLE[state].transitions:
-            if found.to in table.FINAL:
+            if found.to in (*table.FINAL, table.State.KEEPING):
                 continue
             changes = table.TABLE[found.to].owner != table.TABLE[state].owner
             self.assertEqual(
@@ -87,7 +88,16 @@ class TableTest(unittest.TestCase):
         if rules.steps:
             for found in rules.transitions:
                 self.assertTrue(table.Fact.READY in found.facts
-                                or found.at_once)
+                                or found.at_once
+                                or found.to is table.State.KEEPING)
+
+    def test_source_is_kept_when_nothing_else_is_left_to_be_done(self):
+        for state, rules in table.TABLE.items():
+            for found in rules.transitions:
+                if found.to is table.State.KEEPING:
+                    self.assertEqual((table.UNEXPORT_SOURCE,
+                                      table.DELETE_SOURCE), rules.steps[-2:])
+                    self.assertIn(table.Fact.UNEXPORTED, found.facts)
 
     def test_hydration_starts_after_the_source_is_sealed(self):
         steps = table.TABLE[table.State.MIGRATING].steps
@@ -107,6 +117,7 @@ class TableTest(unittest.TestCase):
             if table.DELETE_SOURCE in rules.steps:
                 self.assertEqual(table.DELETE_SOURCE, rules.steps[-1])
                 self.assertIn(state, (table.State.COMPLETING,
+                                      table.State.KEEPING,
                                       table.State.DISCARDING))
         for rules in table.TABLE.values():
             for found in rules.transitions:

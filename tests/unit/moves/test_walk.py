@@ -57,7 +57,15 @@ def may_resume(instance):
 
 
 def may_delete(instance):
-    return not instance.attachments
+    return not instance.attachments and not instance.snapshots
+
+
+def may_be_snapshotted(instance):
+    return is_whole(instance) and len(instance.snapshots) < 2
+
+
+def has_snapshots(instance):
+    return bool(instance.snapshots)
 
 
 def may_detach(instance):
@@ -134,6 +142,16 @@ class Walk(stateful.RuleBasedStateMachine):
         instance = self.one(number, is_whole)
         if self.site.row(instance.volume).size < 3:
             self.site.extend(instance)
+
+    @among(may_be_snapshotted)
+    @stateful.rule(number=numbers)
+    def take_snapshot(self, number):
+        self.site.take_snapshot(self.one(number, may_be_snapshotted))
+
+    @among(has_snapshots)
+    @stateful.rule(number=numbers)
+    def delete_snapshot(self, number):
+        self.site.delete_snapshot(self.one(number, has_snapshots))
 
     @among(may_delete)
     @stateful.rule(number=numbers)

@@ -40,6 +40,9 @@ class Answers:
         self._note('remaining', names)
         return names[:1]
 
+    def delete_snapshot(self, _ctxt, volume_id, snapshot_id):
+        self._note('delete_snapshot', volume_id, snapshot_id)
+
     def drive(self, _ctxt, move_id):
         self._note('drive', move_id)
 
@@ -79,6 +82,10 @@ class CallTest(RpcTestCase):
     def test_remaining(self):
         self.assertEqual({'x'}, self.api.remaining(base.B, {'y', 'x'}))
         self.assertEqual([('remaining', ['x', 'y'])], self.answers.asked)
+
+    def test_delete_snapshot(self):
+        self.api.delete_snapshot(base.B, 'v', 's')
+        self.assertEqual([('delete_snapshot', 'v', 's')], self.answers.asked)
 
     def test_nudge_waits_for_no_answer(self):
         self.answers.error = ValueError('not now')
@@ -163,6 +170,12 @@ class OlderPeerTest(CallTest):
         self.assertEqual(set(), self.api.remaining(base.B, {'x'}))
         self.assertEqual([], self.answers.asked)
 
+    def test_delete_snapshot(self):
+        # It has none.
+        error = self.assertRaises(exception.PeerFailed,
+                                  self.api.delete_snapshot, base.B, 'v', 's')
+        self.assertEqual(rpc.UNSUPPORTED, error.kind)
+
 
 class OlderCallerTest(CallTest):
     """This node has been upgraded, the one that asks has not."""
@@ -176,7 +189,7 @@ class OlderCallerTest(CallTest):
 class ExposedTest(RpcTestCase):
 
     METHODS = {'identify', 'examine', 'run', 'is_source_used', 'remaining',
-               'drive'}
+               'delete_snapshot', 'drive'}
 
     def test_these_methods_and_no_others(self):
         self.assertEqual(self.METHODS, {

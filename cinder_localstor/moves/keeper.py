@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots, as Cinder's users ask for them.
+
+A snapshot stays on the node that its volume was on, and Cinder asks the node
+that the volume is on now.  So the snapshot's row says where it lies.
+"""
+
+from __future__ import annotations
+
+from cinder import context
+from cinder import objects
+from oslo_log import log as logging
+from oslo_utils import excutils
+from oslo_utils import units
+
+from cinder_localstor.datapath import copies
+from cinder_localstor.datapath import snapshots
+from cinder_localstor import exception
+from cinder_localstor.moves import gate
+from cinder_localstor.moves import scheduler
+from cinder_localstor.peers import rpc
+from cinder_localstor import rows
+
+LOG = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Takes and deletes the snapshots of one backend's volumes."""
+
+    def __init__(self, host: str, node_snapshots: snapshots.Snapshots,
+                 volume_gate: gate.Gate, periodic: scheduler.Scheduler,
+                 peers: rpc.PeerAPI) -> None:
+        """:param host: ``host@backend`` of this node"""
+        self.host = host
+        self._snapshots = node_snapshots
+        self._gate = volume_gate
+        self._scheduler = periodic
+        self._peers = peers
+
+    def create(self, ctxt: context.RequestContext,
+               snapshot: objects.Snapshot) -> dict[str, str | None]:
+        """Take a snapshot of a volume that is here as a whole.
+
+        :returns: the fields of its row that say where it lies
+        :raises VolumeIsMoving: some of the volume is still elsewhere
+        :raises NotEnoughSpace: the volume group or the pool is too full
+        """
+        with self._gate.enter(ctxt, snapshot.volume_id,
+                              gate.Operation.SNAPSHOT) as volume:
+            copy = copies.Copy(
+                host=self.host, name=rows.snapshot_copy_name(snapshot.id),
+                volume_id=volume.id, snapshot_id=snapshot.id,
+                generation=rows.generation_of(ctxt, volume.id),
+                size=volume.size * units.Gi, role=copies.Role.SNAPSHOT,
+                depends_on=self._snapshots.origin(self.host, volume.name))
+            place = rows.record_place(ctxt, copy)
+            try:
+                self._snapshots.create(copy, volume.name)
+            except exception.CommandTimedOut:
+                raise  # it may yet be made
+            except Exception:
+                with excutils.save_and_reraise_exception():
+                    self._take_back(ctxt, copy)
+        return place
+
+    def _take_back(self, ctxt: context.RequestContext, snapshot: copies.Copy
+                   ) -> None:
+        """Let there be nothing of a snapshot that failed, if that can be."""
+        try:
+            self._snapshots.delete(snapshot.name)
+            rows.forget_place(ctxt, snapshot.snapshot_id)
+        except Exception as error:
+            LOG.error('What was made of %(name)s goes when the snapshot is '
+                      'deleted: %(error)s',
+                      {'name': snapshot.name, 'error': error})
+
+    def delete(self, ctxt: context.RequestContext,
+               snapshot: objects.Snapshot) -> None:
+        """Delete a snapshot, wherever it lies.
+
+        :raises SnapshotAway: its node is down; it is as it was
+        :raises SnapshotUncertain: its node has not answered
+        """
+        host = rows.place_of(ctxt, snapshot.id)
+        if host == self.host:
+            self.delete_here(snapshot.volume_id, snapshot.id)
+        elif host is not None:
+            self._delete_there(ctxt, host, snapshot)
+
+    def _delete_there(self, ctxt: context.RequestContext, host: str,
+                      snapshot: objects.Snapshot) -> None:
+        if not self._peers.is_up(ctxt, host):
+            raise exception.SnapshotAway(snapshot_id=snapshot.id, host=host)
+        try:
+            self._peers.delete_snapshot(host, snapshot.volume_id,
+                                        snapshot.id)
+        except exception.PeerDown as error:
+            raise exception.SnapshotUncertain(
+                snapshot_id=snapshot.id, host=host, reason=error) from error
+
+    def delete_here(self, volume_id: str, snapshot_id: str) -> None:
+        """Delete a snapshot that lies on this node."""
+        with self._gate.lock(volume_id):
+            self._snapshots.delete(rows.snapshot_copy_name(snapshot_id))
+        self._scheduler.tend_wipes()
