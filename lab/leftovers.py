@@ -49,6 +49,8 @@ def of_database(cloud: clouds.Cloud) -> dict[str, list[str]]:
                    ' WHERE NOT deleted',
         'attachments': 'SELECT id, volume_id, attached_host'
                        ' FROM volume_attachment WHERE NOT deleted',
+        'snapshots': 'SELECT id, volume_id, status FROM snapshots'
+                     ' WHERE NOT deleted',
         'metadata': 'SELECT volume_id, `key` FROM volume_admin_metadata'
                     ' WHERE NOT deleted',
     }

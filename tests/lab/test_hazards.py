@@ -278,7 +278,8 @@ class AnyTimeTest(HazardTestCase):
         snapshot = self.user.request_snapshot(self.volume)
         self.wait_for('the snapshot is refused', lambda: self.user.snapshots()
                       == {snapshot: 'error'})
-        self.assertIn('takes no snapshots yet', self.log_of(self.moved.node))
+        self.assertIn('You can take a snapshot of it when the move has ended',
+                      self.log_of(self.moved.node))
         self.assert_arrives()
         self.user.request_snapshot_deletion(snapshot)
         self.wait_for('it is gone', lambda: not self.user.snapshots())
