@@ -10,8 +10,8 @@ the volume.  Here it is settled by what is true on the node.
 - It has not: the volume is as it was before, and the user is told by a
   message of Cinder's (``openstack volume message list``).
 
-A snapshot that was being deleted stays ``deleting``.  It becomes ``error``, and
-the user is told: whatever was done, it can be deleted again.
+A snapshot that was being deleted stays ``deleting``.  It becomes ``error``,
+and the user is told: whatever was done, it can be deleted again.
 
 What a message of the bus may yet begin is not broken off.  The service has to
 have run for a while, so that it has taken what waited for it, and the row must
