@@ -107,6 +107,12 @@ class SnapshotAway(exception.SnapshotIsBusy):
                 "is up again.")
 
 
+class SnapshotsRemain(exception.VolumeIsBusy):
+    message = _("Volume %(volume_id)s is as it was, because there are "
+                "snapshots of it still: %(snapshots)s. Delete these first; "
+                "where that fails, the snapshot's messages tell why.")
+
+
 class SnapshotUncertain(LocalStorException):
     message = _("Snapshot %(snapshot_id)s lies on %(host)s, which was asked "
                 "to delete it and did not answer (%(reason)s). When it is up "

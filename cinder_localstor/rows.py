@@ -234,6 +234,15 @@ def forget_place(ctxt: context.RequestContext, snapshot_id: str) -> None:
                                            'provider_id': None})
 
 
+def snapshots_of(ctxt: context.RequestContext, volume_id: str) -> list[str]:
+    """Ids of the snapshots of a volume that lie on any backend."""
+    row = models.Snapshot
+    with db.main_context_manager.reader.using(ctxt) as session:
+        return sorted(found for found, in session.query(row.id).filter(
+            row.deleted == sa.false(), row.volume_id == volume_id,
+            row.provider_location.is_not(None)))
+
+
 def place_of(ctxt: context.RequestContext, snapshot_id: str) -> str | None:
     """The ``host@backend`` that a snapshot lies on, None for no one."""
     return db.snapshot_get(ctxt, snapshot_id).provider_location

@@ -170,6 +170,11 @@ class LocalStorDriver(driver.VolumeDriver):
 
     def delete_volume(self, volume: objects.Volume) -> None:
         ctxt = context.get_admin_context()
+        # Cinder deletes a volume with its snapshots even where one of these
+        # could not be deleted.
+        if snapshots := rows.snapshots_of(ctxt, volume.id):
+            raise exception.SnapshotsRemain(volume_id=volume.id,
+                                            snapshots=', '.join(snapshots))
         self._mover.adopt(ctxt, volume)
         if self._mover.discard(ctxt, volume.id):
             # What Cinder has of it may be from before it came home.

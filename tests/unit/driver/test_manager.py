@@ -724,6 +724,26 @@ class SnapshotTest(SnapshotTestCase):
         self.cloud.settle()
         self.assert_nothing_left()
 
+    def test_volume_stays_when_a_snapshot_of_it_can_not_be_deleted(self):
+        snapshot = self.take()
+        attachment = self.cloud.arrive(self.volume)
+        self.cloud.detach(self.volume, attachment)
+        self.cloud.down.add(A)
+        snapshot = self.cloud.refresh_snapshot(snapshot)
+        snapshot.status = 'deleting'
+        snapshot.save()
+        self.cloud.set_status(self.volume, 'deleting')
+        self.cloud.ask(B, 'delete_volume', volume=self.refresh(),
+                       cascade=True)
+        self.assertEqual('available', self.refresh().status)
+        self.assert_whole()
+        self.assert_as_then(snapshot)
+        self.cloud.boot(A)
+        self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+        self.assertTrue(self.cloud.delete(self.volume))
+        self.cloud.settle()
+        self.assert_nothing_left()
+
     def test_service_that_dies_in_it_leaves_what_can_be_deleted(self):
         for fault in (simulated.Fault.CRASH, simulated.Fault.CRASH_AFTER):
             self.cloud.nodes[A].faults.forget()
