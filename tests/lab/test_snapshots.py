@@ -77,9 +77,15 @@ class SnapshotTest(base.LabTestCase):
                       lambda: self.written() > COUNT)
 
     def written(self):
-        text = self.source.run(['cat', TOLD], check=False).stdout
-        # What is being written is empty for a moment.
-        return int(text) if text.endswith(' ') else 0
+        told = []
+
+        def tells():
+            # What is being written is empty for a moment.
+            text = self.source.run(['cat', TOLD], check=False).stdout
+            told.extend([int(text)] if text.endswith(' ') else [])
+            return told
+        self.wait_for('the guest tells how far it is', tells)
+        return told[0]
 
     def stop_writing(self):
         self.source.run(['touch', TOLD + '.stop'])
