@@ -16,7 +16,7 @@ SHORT := $(SHORT)|test_boot|space_for_the_map|nobody_else|secret_is_in
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs
 
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
-        lab-programs soak qemu-test bench bench-nova lab-kernel nova lab-up lab-down clean
+        lab-programs soak qemu-test bench lab-kernel nova lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -28,7 +28,6 @@ help:
 	@echo 'make soak      random walks and pairs of faults, new ones, for an hour'
 	@echo 'make qemu-test a guest of QEMU on a disk of the native helper'
 	@echo 'make bench     what a move costs a guest, in figures (BENCH=--quick)'
-	@echo 'make bench-nova  what users of Nova wait for, beside in-tree LVM'
 	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
 	@echo 'make nova      what instances in the lab need: libvirt and QEMU'
 
@@ -149,10 +148,6 @@ bench: setup rust lab-kernel
 	    $(CARGO) bench --locked -p localstor-hydrator-core --no-run'
 	$(LAB) --name bench-node bench $(BENCH)
 
-# Nor is this.
-bench-nova: nova
-	$(LAB) --name bench-nova compare
-
 # Kept outside the repository, and built again when its recipe changes
 lab-kernel: setup
 	$(call INSTALL,kernel)
@@ -172,7 +167,7 @@ lab-up: setup
 
 # Whatever this checkout has started
 lab-down: setup
-	for name in default demo demo-nova test nova boot bench-node bench-nova \
+	for name in default demo demo-nova test nova boot bench-node \
 	    hydrator-ublk hydrator-nbd devstack; do \
 	    $(LAB) --name $$name down; done
 

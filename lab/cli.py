@@ -24,7 +24,6 @@ from rich import progress as bars
 
 from lab import chaos
 from lab import cloud
-from lab import comparison
 from lab import control_plane
 from lab import errors
 from lab import parts
@@ -565,42 +564,6 @@ class Scale(lister.Lister):
                  for line in found])
 
 
-class Compare(lister.Lister):
-    """Measure what users of Nova wait for, beside Cinder's own LVM driver.
-
-    Both serve the same lab and are measured in turn; shown are medians, in
-    seconds. The lab is started before and taken down after. "make nova"
-    installs what it needs.
-    """
-
-    app: 'Lab'
-
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Describe the arguments."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument('--rounds', type=int, default=3, metavar='N',
-                            help='how often (default: 3)')
-        return parser
-
-    def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Measure."""
-        cloud = self.app.cloud
-        with progress.shown(self.app.stderr) as report:
-            cloud.up(2, report, nova=True, options=comparison.OPTIONS)
-        try:
-            found = comparison.run(
-                cloud, parsed_args.rounds,
-                lambda text: print(text, file=self.app.stderr, flush=True))
-        finally:
-            cloud.down()
-
-        def shown(seconds: float | None) -> str:
-            return '' if seconds is None else '%.2f' % seconds
-        return (('What', 'Ours', 'LVM', 'Ratio'),
-                [(line.what, shown(line.ours), shown(line.theirs),
-                  shown(line.ratio)) for line in found])
-
-
 class Bench(_LabCommand):
     """Measure what a move costs a guest: the native helper and dm-clone.
 
@@ -648,7 +611,6 @@ _COMMANDS: dict[str, Any] = {
     'console': Console, 'kill': Kill, 'start': Start, 'cut': Cut,
     'heal': Heal, 'logs': Logs, 'env': Env, 'service': Service,
     'restart': Restart, 'chaos': Chaos, 'scale': Scale, 'bench': Bench,
-    'compare': Compare,
 }
 
 
