@@ -217,7 +217,7 @@ class LiveMigrationTest(BootedTestCase):
             self.assert_arrives(volume, self.there)
         self.instance.assert_alive()
 
-    def test_there_and_back_at_once(self):
+    def test_back_before_all_has_arrived(self):
         self.instance.live_migrate(self.there)
         self.instance.live_migrate(self.here)
         self.assert_goes_on(self.instance)
