@@ -242,8 +242,7 @@ class Destination:
 
         :raises VolumeInUse: somebody has it open
         """
-        self._node.device_mapper.remove(
-            handles.handle_name(move.destination_name))
+        self._handles.remove(move.destination_name)
 
     def delete_destination(self, move: transfer.Transfer) -> None:
         """Give the copy up that did not arrive: it is wiped and removed by

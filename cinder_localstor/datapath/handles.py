@@ -80,7 +80,7 @@ class Handles:
     def _take_back(self, name: str) -> None:
         """Remove a volume that nobody was ever shown, if that can be."""
         try:
-            self._node.device_mapper.remove(handle_name(name))
+            self.remove(name)
             self._node.volumes.remove(name)
         except Exception as error:
             LOG.error('What was made of %(name)s is left over: %(error)s',
@@ -163,7 +163,7 @@ class Handles:
             raise exception.OriginInUse(name=name,
                                         snapshots=', '.join(snapshots))
         with self._lock(name):
-            self._node.device_mapper.remove(handle_name(name))
+            self.remove(name)
             try:
                 self._node.volumes.extend(name, size)
             finally:
