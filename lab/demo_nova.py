@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What users do with Nova: their servers' volumes go where these go."""
 
-import json
 import shlex
 import sys
 import tempfile
@@ -12,11 +11,6 @@ from lab import leftovers
 from lab import node as nodes
 from lab import nova_setup
 from lab import story
-
-# Bytes of the image, which is empty: its kernel is an image of its own
-IMAGE_SIZE = 1 << 20
-# Seconds
-PATIENCE = 300
 
 
 class MigratingServer(story.Story):
@@ -54,20 +48,20 @@ class MigratingServer(story.Story):
     def run(self, *arguments: str) -> str:
         """Run and show an openstack command; the id of what it makes."""
         self.say('$ openstack ' + shlex.join(arguments))
-        answer = self.cloud.openstack(*arguments, timeout=PATIENCE)
+        answer = self.cloud.openstack(*arguments, timeout=story.PATIENCE)
         # Some tell nothing, and some of another thing.
         return (answer or {}).get('id', '')
 
     def create_image(self) -> str:
         """The image that servers boot; its id."""
         self.chapter('A user uploads an image')
-        of_lab = self.cloud.image_api.get('/v2/images', params={
-            'name': nova_setup.GUEST}).json()['images'][0]
+        of_lab = self.cloud.image_api.get(
+            '/v2/images/' + instances.image(self.cloud)).json()
         properties = [
             word for name in ('kernel_id', 'ramdisk_id', 'os_command_line')
             for word in ('--property', '%s=%s' % (name, of_lab[name]))]
         with tempfile.NamedTemporaryFile() as file:
-            file.truncate(IMAGE_SIZE)
+            file.truncate(nova_setup.DISK_SIZE)
             with self.timed('openstack image create'):
                 return self.run(
                     'image', 'create', '--disk-format', 'raw',
@@ -195,12 +189,8 @@ class MigratingServer(story.Story):
     def device(self, volume: str) -> str:
         """The path of an attached volume on its node."""
         [attachment] = self.user.attachments(volume)
-        connection = self.cloud.volume_api.get(
-            '/attachments/' + attachment).json()['attachment'][
-                'connection_info']
-        if isinstance(connection, str):
-            connection = json.loads(connection)
-        return connection['device_path']
+        found = self.cloud.volume_api.get('/attachments/' + attachment).json()
+        return found['attachment']['connection_info']['device_path']
 
 
 if __name__ == '__main__':

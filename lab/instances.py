@@ -90,7 +90,7 @@ class Instance:
                                 f'{self.migrations()}')
 
     def migrations(self) -> list[str]:
-        """Statuses of all its migrations, the newest first."""
+        """Statuses of all its migrations."""
         return [found['status'] for found in self._api.get(
             f'/os-migrations?instance_uuid={self.id}').json()['migrations']]
 
@@ -110,16 +110,6 @@ class Instance:
                 raise InstanceError(f'{self.id} does not migrate live: '
                                     f'{self.migrations()}')
             time.sleep(0.1)
-
-    def failures(self) -> list[str]:
-        """What its events tell of errors, as ``openstack server event``."""
-        actions = f'{self._path}/os-instance-actions'
-        return [event['details'] or event['event']
-                for action in self._api.get(actions).json()['instanceActions']
-                for event in self._api.get(
-                    f'{actions}/{action["request_id"]}').json()[
-                        'instanceAction']['events']
-                if event['result'] == 'Error']
 
     def downtime(self) -> float | None:
         """Seconds for which its last live migration stopped it, as libvirt

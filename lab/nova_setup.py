@@ -22,7 +22,7 @@ _TARGET = pathlib.Path(os.environ.get('CARGO_TARGET_DIR')
 _PROGRAM = (_TARGET / 'x86_64-unknown-linux-gnu' / 'release'
             / 'localstor-lab-guest')
 # Bytes of the image, which is empty
-_DISK_SIZE = 1 << 20
+DISK_SIZE = 1 << 20
 # Seconds
 _PATIENCE = 60
 
@@ -63,7 +63,7 @@ def upload_image(images: http.Api) -> None:
             'Content-Type': 'application/octet-stream'})
         return created
 
-    upload(GUEST, 'raw', bytes(_DISK_SIZE),
+    upload(GUEST, 'raw', bytes(DISK_SIZE),
            kernel_id=upload(f'{GUEST}-kernel', 'aki',
                             image.kernel.read_bytes()),
            ramdisk_id=upload(f'{GUEST}-initramfs', 'ari', initramfs),

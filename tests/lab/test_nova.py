@@ -103,12 +103,10 @@ class InstanceTest(InstanceTestCase):
 class BootedTestCase(InstanceTestCase):
     """A test with an instance that runs, and a node for it to go to."""
 
-    volume_type = 'local'
-
     def setUp(self):
         super().setUp()
         self.here, self.there = self.nodes
-        self.instance, self.root = self.boot(self.here, self.volume_type)
+        self.instance, self.root = self.boot(self.here)
         self.instance.assert_alive()
 
     def assert_finds_its_stamps(self):
@@ -217,7 +215,7 @@ class LiveMigrationTest(BootedTestCase):
             self.assert_arrives(volume, self.there)
         self.instance.assert_alive()
 
-    def test_back_before_all_has_arrived(self):
+    def test_back_at_once(self):
         self.instance.live_migrate(self.there)
         self.instance.live_migrate(self.here)
         self.assert_goes_on(self.instance)
