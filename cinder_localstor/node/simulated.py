@@ -28,6 +28,8 @@ from cinder_localstor.node import interface
 REGION = 64 * units.Mi // interface.SECTOR
 # What a thick volume holds before anybody has written to it.
 OLD_CONTENT = 'an old tenant'
+# Bytes that LVM needs beside the changes that a thick snapshot may have
+TABLES = 4 * units.Mi
 
 
 class Fault(enum.Enum):
@@ -126,7 +128,8 @@ class Disk:
     """Content of a logical volume by region.
 
     What is in `regions` and not in `durable` is in the disk's cache.  `origin`
-    is that of a thick snapshot, see :class:`interface.LogicalVolume`.
+    is that of a thick snapshot, see :class:`interface.LogicalVolume`, and
+    `tables` are bytes of its size that it has for LVM and its device has not.
     """
 
     size: int
@@ -135,6 +138,7 @@ class Disk:
     durable: dict[int, str] = dataclasses.field(default_factory=dict)
     origin: str = ''
     is_valid: bool = True
+    tables: int = 0
 
     @property
     def used(self) -> int:
@@ -266,11 +270,15 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         self.disks[name] = Disk(
             found.size, tags, dict(found.regions), dict(found.regions),
             origin='' if self.thin else origin)
+        if not self.thin:
+            self.disks[name].tables = TABLES
+            self.disks[name].size += TABLES
 
     @_fallible
     def split_snapshot(self, name: str) -> None:
         if name in self.disks:
             self.disks[name].origin = ''
+            self.disks[name].tables = 0
 
     @_fallible
     def extend(self, name: str, size: int) -> None:
@@ -299,6 +307,9 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         self._check_unused('rename', name)
         assert new not in self.disks, new
         self.disks[new] = self.disks.pop(name)
+        for disk in self.disks.values():
+            if disk.origin == name:
+                disk.origin = new
 
     @_fallible
     def remove(self, name: str) -> None:
@@ -481,6 +492,9 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
             for word in segment.arguments.split():
                 if '/' in word:
                     self._node.check_device(word)
+            if segment.target == 'linear':
+                device, start = segment.arguments.split()
+                self._node.check_end(device, int(start) + segment.length)
 
     @_fallible
     def reload(self, name: str, table: list[interface.Segment],
@@ -869,6 +883,16 @@ class SimulatedNode:
             raise exception.CommandFailed(
                 command='open ' + path, host=self.host,
                 reason='No such device')
+
+    def check_end(self, path: str, sectors: int) -> None:
+        """:raises CommandFailed: a device is smaller, if that is known"""
+        _dev, group, name = path.strip('/').split('/')
+        disk = self.volumes.disks.get(name) if group == 'group' else None
+        if disk and sectors * interface.SECTOR > disk.size - disk.tables:
+            raise exception.CommandFailed(
+                command='dmsetup load', host=self.host,
+                reason='device-mapper: reload ioctl on %s failed: Invalid '
+                       'argument' % path)
 
     def flush(self, path: str) -> None:
         """Make what was written to a device durable."""

@@ -66,19 +66,19 @@ class FaultsTest(SimulatedTestCase):
         found = []
         self.node.faults.observe = lambda host, name: found.append(
             (host, name, list(self.node.volumes.disks)))
-        self.node.volumes.create('x', 1, frozenset())
+        self.node.volumes.create('x', 8 * interface.SECTOR, frozenset())
         self.assertEqual([('a', CREATE, ['x'])], found)
 
     def test_nodes_do_not_share_faults(self):
         self.node.faults.plan = simulated.Call(CREATE, 0,
                                                simulated.Fault.ERROR)
-        self.other.volumes.create('x', 1, frozenset())
+        self.other.volumes.create('x', 8 * interface.SECTOR, frozenset())
 
 
 class WorldTest(SimulatedTestCase):
 
     def test_new_disk_holds_what_somebody_else_wrote(self):
-        self.node.volumes.create('x', 1, frozenset())
+        self.node.volumes.create('x', 8 * interface.SECTOR, frozenset())
         self.assertEqual('an old tenant', self.node.read('/dev/group/x', 0))
 
     def test_full_group_takes_no_more(self):
@@ -88,7 +88,7 @@ class WorldTest(SimulatedTestCase):
                           'y', 3, frozenset())
 
     def test_power_cut_takes_devices_exports_and_sessions(self):
-        self.node.volumes.create('x', 1, frozenset())
+        self.node.volumes.create('x', 8 * interface.SECTOR, frozenset())
         mapper = self.node.device_mapper
         mapper.create('h', self.linear('/dev/group/x'))
         export = self.node.target.describe('m', 'iqn', '')
@@ -99,7 +99,7 @@ class WorldTest(SimulatedTestCase):
                           self.node.target.exported()))
 
     def test_power_cut_takes_what_was_not_flushed(self):
-        self.node.volumes.create('x', 1, frozenset())
+        self.node.volumes.create('x', 8 * interface.SECTOR, frozenset())
         path = '/dev/group/x'
         self.node.write(path, 0, 'flushed')
         self.node.flush(path)
@@ -108,7 +108,7 @@ class WorldTest(SimulatedTestCase):
         self.assertEqual('flushed', self.node.read(path, 0))
 
     def test_some_of_what_was_not_flushed_may_survive(self):
-        self.node.volumes.create('x', 1, frozenset())
+        self.node.volumes.create('x', 8 * interface.SECTOR, frozenset())
         path = '/dev/group/x'
         for number in (0, 1):
             self.node.write(path, number, 'not flushed')
@@ -117,14 +117,15 @@ class WorldTest(SimulatedTestCase):
             self.node.read(path, 0), self.node.read(path, 1)))
 
     def test_map_of_a_clone_is_on_the_disk_when_it_is_committed_only(self):
-        self.node.volumes.create('x', 1, frozenset({'localstor.map=m'}))
+        self.node.volumes.create('x', 8 * interface.SECTOR,
+                                 frozenset({'localstor.map=m'}))
         self.node.volumes.zero('x', 4096)
         self.node.write('/dev/group/x', 0, 'local')
         self.node.cut_power(lambda: True)
         self.assertEqual('', self.node.read('/dev/group/x', 0))
 
     def test_source_is_not_reached_over_a_cut_network(self):
-        self.node.volumes.create('x', 1, frozenset())
+        self.node.volumes.create('x', 8 * interface.SECTOR, frozenset())
         export = self.node.target.describe('m', 'iqn', '')
         self.node.target.export('m', '/dev/group/x', export)
         disk = self.other.initiator.connect(export)
@@ -136,7 +137,7 @@ class WorldTest(SimulatedTestCase):
         self.assertEqual('an old tenant', self.other.read(disk, 0))
 
     def test_device_in_use_stays(self):
-        self.node.volumes.create('x', 1, frozenset())
+        self.node.volumes.create('x', 8 * interface.SECTOR, frozenset())
         mapper = self.node.device_mapper
         mapper.create('below', self.linear('/dev/group/x'))
         mapper.create('above', self.linear('/dev/mapper/below'))
@@ -146,7 +147,7 @@ class WorldTest(SimulatedTestCase):
         self.assertEqual({}, mapper.nodes)
 
     def test_logical_volume_that_something_lies_on_stays(self):
-        self.node.volumes.create('x', 1, frozenset())
+        self.node.volumes.create('x', 8 * interface.SECTOR, frozenset())
         self.node.device_mapper.create('above', self.linear('/dev/group/x'))
         self.assertRaises(exception.CommandFailed,
                           self.node.volumes.remove, 'x')
@@ -165,7 +166,7 @@ class WorldTest(SimulatedTestCase):
                           self.other.initiator.connect, export)
 
     def test_sealed_device_takes_no_writes(self):
-        self.node.volumes.create('x', 1, frozenset())
+        self.node.volumes.create('x', 8 * interface.SECTOR, frozenset())
         self.node.device_mapper.create('h', self.linear('/dev/group/x'),
                                        read_only=True)
         self.assertRaises(AssertionError, self.node.write, '/dev/mapper/h', 0,
