@@ -94,6 +94,14 @@ class OriginInUse(LocalStorException):
                 "Thin volumes (lvm_type = thin) have no such limit.")
 
 
+class OriginIsRead(LocalStorException):
+    message = _("Volume copy '%(name)s' can't grow while volumes arrive "
+                "that were made from it, because LVM extends none with thick "
+                "snapshots that are in use (%(snapshots)s). Extend it when "
+                "they have arrived. Thin volumes (lvm_type = thin) have no "
+                "such limit.")
+
+
 class StillArrives(LocalStorException):
     message = _("Copy '%(name)s' of volume %(volume_id)s has not got all of "
                 "its content yet, so a snapshot of it would be wrong. Watch "
@@ -111,6 +119,23 @@ class SnapshotsRemain(exception.VolumeIsBusy):
     message = _("Volume %(volume_id)s is as it was, because there are "
                 "snapshots of it still: %(snapshots)s. Delete these first; "
                 "where that fails, the snapshot's messages tell why.")
+
+
+class SnapshotIsRead(LocalStorException):
+    message = _("Snapshot '%(name)s' stays: a volume that was made from it "
+                "still reads it (%(reader)s). It is deleted when all of that "
+                "has arrived.")
+
+
+class SnapshotInvalid(LocalStorException):
+    message = _("Snapshot '%(group)s/%(name)s' is invalid: its space was full "
+                "or could not be written (look with 'dmesg'). What it had is "
+                "lost, so nothing can be made from it. Delete it.")
+
+
+class SnapshotLost(LocalStorException):
+    message = _("There is nothing of snapshot %(snapshot_id)s on any node: "
+                "it was never taken, or is being deleted. Delete it.")
 
 
 class SnapshotUncertain(LocalStorException):

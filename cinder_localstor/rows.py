@@ -210,9 +210,20 @@ def snapshots_on(ctxt: context.RequestContext, host: str
 
 
 def origins(ctxt: context.RequestContext, host: str) -> set[str]:
-    """Names of the copies on a backend that snapshots depend on."""
+    """Names of the copies on a backend that snapshots depend on, those that
+    only copies read among them.
+    """
     return {snapshot.depends_on.name for snapshot in snapshots_on(ctxt, host)
-            if snapshot.depends_on}
+            if snapshot.depends_on} | {
+        move.transfer.origin for move in for_host(ctxt, host)
+        if move.transfer.origin and move.transfer.source_host == host}
+
+
+def is_snapshot_held(ctxt: context.RequestContext, host: str, name: str
+                     ) -> bool:
+    """Whether a user has the snapshot of a name, and wants to keep it."""
+    return any(snapshot.name == name and snapshot.state != 'deleting'
+               for snapshot in snapshots_on(ctxt, host))
 
 
 def record_place(ctxt: context.RequestContext, snapshot: copies.Copy
@@ -248,11 +259,25 @@ def place_of(ctxt: context.RequestContext, snapshot_id: str) -> str | None:
     return db.snapshot_get(ctxt, snapshot_id).provider_location
 
 
+def find_snapshot(ctxt: context.RequestContext, snapshot_id: str
+                  ) -> copies.Copy | None:
+    """A snapshot, None if it lies nowhere."""
+    host = place_of(ctxt, snapshot_id)
+    found = snapshots_on(ctxt, host) if host else []
+    return next((snapshot for snapshot in found
+                 if snapshot.snapshot_id == snapshot_id), None)
+
+
 @_retried
 def begin(ctxt: context.RequestContext, volume: objects.Volume,
           move: transfer.Transfer, state: str,
-          destination: objects.Service, leaving: tuple[str, ...]) -> Move:
-    """Make the shadow row of a move, with all that the move is."""
+          destination: objects.Service, leaving: tuple[str, ...] = ()
+          ) -> Move:
+    """Make the shadow row of a move, with all that the move is.
+
+    It stands for the copy that the volume's own row does not: that of a copy
+    from a snapshot stands for the snapshot, if no user has that.
+    """
     now = timeutils.utcnow()
     pool = volume_utils.extract_host(volume.host, 'pool')
     shadow = models.Volume()
@@ -260,7 +285,8 @@ def begin(ctxt: context.RequestContext, volume: objects.Volume,
         'id': move.move_id,
         'user_id': volume.user_id,
         'project_id': volume.project_id,
-        'size': volume.size,
+        'size': (volume.size if not move.is_copy
+                 else move.size // units.Gi if move.taken_of else 0),
         'volume_type_id': volume.volume_type_id,
         'encryption_key_id': volume.encryption_key_id,
         'host': volume_utils.append_host(move.destination_host, pool),
@@ -271,7 +297,8 @@ def begin(ctxt: context.RequestContext, volume: objects.Volume,
         'attach_status': fields.VolumeAttachStatus.DETACHED,
         'use_quota': False,
         'migration_status': TARGET + volume.id,
-        'display_name': 'move of %s' % volume.id,
+        'display_name': '%s of %s' % ('copy' if move.is_copy else 'move',
+                                      volume.id),
     })
     values = {STATE: state, SINCE: now.isoformat(),
               SOURCE_HOST: move.source_host,
@@ -429,9 +456,11 @@ def by_ids(ctxt: context.RequestContext, move_ids: Collection[str]
 
 @_retried
 def change_state(ctxt: context.RequestContext, move: Move, state: str,
-                 swap: bool = False) -> Move:
-    """Take a move to another state; with `swap` the identities change places.
+                 swap: bool = False, begins: bool = False) -> Move:
+    """Take a move to another state.
 
+    :param swap: whether the identities change places
+    :param begins: whether the volume's row gets the name of what arrives
     :raises MoveChanged: it is not in the state any more that `move` says
     """
     now = timeutils.utcnow()
@@ -442,9 +471,13 @@ def change_state(ctxt: context.RequestContext, move: Move, state: str,
         _put(session, move.move_id, PROBLEM, '')
         if swap:
             _swap(session, move)
+        if begins:
+            session.query(models.Volume).filter_by(id=move.volume_id).update(
+                {'_name_id': move.move_id}, synchronize_session=False)
+        if swap or begins:
             _put(session, move.move_id, SHOWN, 'yes')
     return dataclasses.replace(move, state=state, since=now, done=(),
-                               problem='', shown=move.shown or swap)
+                               problem='', shown=move.shown or swap or begins)
 
 
 def _hold(session: Any, move: Move, state: str) -> None:

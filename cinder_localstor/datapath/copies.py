@@ -21,6 +21,8 @@ class Role(str, enum.Enum):
     SOURCE = 'source'
     ARRIVING = 'arriving'
     SNAPSHOT = 'snapshot'
+    # A snapshot that is there for a copy which reads it, and for no user
+    READ = 'read'
     # The volume has moved on, and thick snapshots lie on it.
     KEPT = 'kept'
     # Cinder makes or deletes it.

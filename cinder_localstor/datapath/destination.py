@@ -3,6 +3,7 @@
 
 from collections.abc import Container
 import re
+from typing import Any
 
 from oslo_concurrency import lockutils
 
@@ -10,6 +11,7 @@ from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import regions
+from cinder_localstor.datapath import snapshots
 from cinder_localstor.datapath import space
 from cinder_localstor.datapath import transfer
 from cinder_localstor.datapath import wipes
@@ -88,7 +90,7 @@ class Destination:
         with lockutils.lock('localstor-space-' + volumes.name):
             self.space.check(move.destination_name, needed or 0)
             volumes.create(
-                move.destination_name, move.size, transfer.tags(
+                move.destination_name, move.destination_size, transfer.tags(
                     volume=move.volume_id, generation=move.generation,
                     move=move.move_id, needs=needed))
 
@@ -108,18 +110,27 @@ class Destination:
     def _source_node(self, move: transfer.Transfer) -> str:
         return move.destination_name + '-source'
 
-    def node_names(self, move: transfer.Transfer) -> tuple[str, str]:
+    def node_names(self, move: transfer.Transfer) -> tuple[str, ...]:
         """The private nodes under a moving handle, from the bottom up."""
-        return (self._source_node(move),
-                self._engine(move).node_name(move.destination_name))
+        names = (self._source_node(move),
+                 self._engine(move).node_name(move.destination_name))
+        if move.is_local:
+            return (snapshots.reader_name(move.destination_name), *names)
+        return names
 
     def connect_source(self, move: transfer.Transfer) -> None:
         """Connect the source copy and put the source node over it."""
         device_mapper = self._node.device_mapper
-        disk = self._node.initiator.connect(move.export)
         name = self._source_node(move)
-        table = [interface.Segment(0, move.size // interface.SECTOR,
-                                   WAITING_TARGET, ONE_PATH % disk)]
+        sectors = move.size // interface.SECTOR
+        if move.is_local:
+            reader = device_mapper.path(
+                snapshots.reader_name(move.destination_name))
+            table = [interface.Segment(0, sectors, 'linear', reader + ' 0')]
+        else:
+            disk = self._node.initiator.connect(move.export)
+            table = [interface.Segment(0, sectors, WAITING_TARGET,
+                                       ONE_PATH % disk)]
         if device_mapper.exists(name):
             # The disk may have come back under another name.
             device_mapper.reload(name, table, read_only=True,
@@ -138,6 +149,8 @@ class Destination:
         gives a path up for good that failed once.
         """
         source = devices.get(self._source_node(move))
+        if move.is_local:
+            return source is not None
         if sessions is None:
             sessions = self._node.initiator.connected()
         return (move.export.iqn in sessions
@@ -160,8 +173,9 @@ class Destination:
 
     def build_handle(self, move: transfer.Transfer) -> None:
         """Make the handle over the engine's node."""
-        self._handles.create_on_engine(move.destination_name, move.size,
-                                       self._backing(move))
+        self._handles.create_on_engine(
+            move.destination_name, move.destination_size,
+            self._backing(move))
 
     def restore_handle(self, move: transfer.Transfer) -> None:
         """Make the handle again of a volume that is in use already.
@@ -216,7 +230,7 @@ class Destination:
         """Remove the engine's node and the source node under it."""
         device_mapper = self._node.device_mapper
         source = self._source_node(move)
-        if device_mapper.exists(source):
+        if device_mapper.exists(source) and not move.is_local:
             # Nobody waits any more for what a lost source owes.
             device_mapper.message(source, 'fail_if_no_path')
         self._engine(move).remove(move)
@@ -224,7 +238,8 @@ class Destination:
 
     def disconnect_source(self, move: transfer.Transfer) -> None:
         """Log out of the source."""
-        self._node.initiator.disconnect(move.export)
+        if not move.is_local:
+            self._node.initiator.disconnect(move.export)
 
     def remove_map(self, move: transfer.Transfer) -> None:
         """Remove the region map."""
@@ -255,7 +270,7 @@ class Destination:
         self._node.volumes.remove(move.destination_name)
 
 
-def choose_regions(size: int, configuration) -> dict[str, int]:
+def choose_regions(size: int, configuration: Any) -> dict[str, Any]:
     """Region size, threshold and batch of a move that begins now.
 
     They are kept with the move: the map has a meaning only with its region

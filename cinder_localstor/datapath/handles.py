@@ -59,16 +59,22 @@ class Handles:
         """The device that everybody uses."""
         return self._node.device_mapper.path(handle_name(copy))
 
-    def create(self, copy: copies.Copy) -> None:
+    def create(self, copy: copies.Copy, content_of: str = '') -> None:
         """Make the logical volume of a copy and its handle, or neither.
 
+        :param content_of: a thin volume that it is to have the content of
         :raises NotEnoughSpace: the volume group is too full
         """
         tags = transfer.tags(volume=copy.volume_id,
                              generation=copy.generation)
         was_there = self._node.volumes.is_active(copy.name)
         try:
-            self._node.volumes.create(copy.name, copy.size, tags)
+            if content_of:
+                self._node.volumes.create_snapshot(copy.name, content_of,
+                                                   tags)
+                self._node.volumes.extend(copy.name, copy.size)
+            else:
+                self._node.volumes.create(copy.name, copy.size, tags)
             self._load(interface.LogicalVolume(copy.name, copy.size, tags))
         except Exception:
             with excutils.save_and_reraise_exception():
@@ -143,10 +149,12 @@ class Handles:
 
         :raises NotEnoughSpace: the volume group is too full
         :raises OriginInUse: it has thick snapshots and is in use
+        :raises OriginIsRead: copies read its thick snapshots
         """
         volumes = self._node.volumes.logical_volumes()
         snapshots = interface.snapshots_on(name, volumes)
         if snapshots and volumes[name].size < size:
+            self._check_unread(name, snapshots)
             self._extend_origin(name, size, snapshots)
             return
         self._node.volumes.extend(name, size)
@@ -155,6 +163,16 @@ class Handles:
                 handle_name(name))
             if handle is not None:
                 self._load(self._volume(name), self._backing(name, handle))
+
+    def _check_unread(self, name: str, snapshots: list[str]) -> None:
+        """:raises OriginIsRead: thick snapshots of a copy are read"""
+        under = {device for found in
+                 self._node.device_mapper.devices().values()
+                 for device in found.under}
+        read = [snapshot for snapshot in snapshots
+                if self._node.volumes.mapped_name(snapshot) in under]
+        if read:
+            raise exception.OriginIsRead(name=name, snapshots=', '.join(read))
 
     def _extend_origin(self, name: str, size: int, snapshots: list[str]
                        ) -> None:

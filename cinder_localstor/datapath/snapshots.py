@@ -8,9 +8,15 @@ not; the handle needs no suspending of its own.
 
 A thin snapshot needs nothing else.  A thick one has what its origin has
 changed since, and reads the rest there: the origin has to stay.
+
+Each copy reads a snapshot through a node of its own, its *reader*: LIO exports
+no device twice.
 """
 
+import contextlib
 from typing import Any
+
+from oslo_concurrency import lockutils
 
 from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import space
@@ -20,11 +26,20 @@ from cinder_localstor import exception
 from cinder_localstor.node import interface
 
 
+READER = '-reader'
+
+
+def reader_name(copy: str) -> str:
+    """The device-mapper name of the node that a copy reads a snapshot by."""
+    return copy + READER
+
+
 class Snapshots:
     """The snapshots of one node; every method is idempotent."""
 
     def __init__(self, node: interface.Node, configuration: Any) -> None:
         self._volumes = node.volumes
+        self._device_mapper = node.device_mapper
         self._space = space.Space(node.volumes, configuration)
         self._wipes = wipes.Wipes(node.volumes)
 
@@ -42,17 +57,31 @@ class Snapshots:
         :raises NotEnoughSpace: the volume group or the pool is too full
         :raises StillArrives: some of the content is on another node
         """
-        found = self._volumes.logical_volumes().get(name)
-        if found is None:
-            raise exception.LogicalVolumeMissing(
-                group=self._volumes.name, name=name, host='this node')
+        found = self._found(name)
         if copies.Label(found.tags).move_id:
             raise exception.StillArrives(name=name,
                                          volume_id=snapshot.volume_id)
         self._check_space(snapshot.name)
         self._volumes.create_snapshot(snapshot.name, name, transfer.tags(
-            volume=snapshot.volume_id, snapshot=snapshot.snapshot_id,
+            volume=snapshot.volume_id, snapshot=snapshot.snapshot_id or None,
             generation=snapshot.generation))
+
+    def _found(self, name: str) -> interface.LogicalVolume:
+        try:
+            return self._volumes.logical_volumes()[name]
+        except KeyError:
+            raise exception.LogicalVolumeMissing(
+                group=self._volumes.name, name=name,
+                host='this node') from None
+
+    def check(self, name: str) -> None:
+        """
+        :raises LogicalVolumeMissing: there is no such snapshot
+        :raises SnapshotInvalid: it has lost what it had
+        """
+        if not self._found(name).is_valid:
+            raise exception.SnapshotInvalid(group=self._volumes.name,
+                                            name=name)
 
     def _check_space(self, name: str) -> None:
         """:raises NotEnoughSpace: the thin pool takes nothing more"""
@@ -61,7 +90,53 @@ class Snapshots:
             raise exception.NotEnoughSpace(
                 'There will be no snapshot %s: %s' % (name, full))
 
+    def open(self, name: str, copy: str, size: int) -> str:
+        """Let a copy read a snapshot; the device that it is read by.
+
+        :param size: bytes of the snapshot; LVM tells those that a thick one
+            has for changes
+        :raises LogicalVolumeMissing: there is no such snapshot
+        :raises SnapshotInvalid: it has lost what it had
+        """
+        reader = reader_name(copy)
+        with self._lock(name):
+            self.check(name)
+            if not self._device_mapper.exists(reader):
+                self._device_mapper.create(reader, [interface.Segment(
+                    0, size // interface.SECTOR, 'linear',
+                    self._volumes.path(name) + ' 0')], read_only=True)
+        return self._device_mapper.path(reader)
+
+    def close(self, copy: str) -> None:
+        """Let a copy read no more.
+
+        :raises VolumeInUse: it still has the reader open
+        """
+        self._device_mapper.remove(reader_name(copy))
+
     def delete(self, name: str) -> None:
-        """Give a snapshot up: its content is wiped and removed by and by."""
-        self._volumes.split_snapshot(name)
-        self._wipes.give_up(name)
+        """Give a snapshot up: its content is wiped and removed by and by.
+
+        :raises SnapshotIsRead: a copy reads it
+        """
+        with self._lock(name):
+            under = self._volumes.mapped_name(name)
+            for device in self._device_mapper.devices().values():
+                if under in device.under:
+                    raise exception.SnapshotIsRead(name=name,
+                                                   reader=device.name)
+            self._volumes.split_snapshot(name)
+            self._wipes.give_up(name)
+
+    def disown(self, name: str) -> None:
+        """Let a snapshot be one of no user any more, but there for what reads
+        it.
+        """
+        volume = self._volumes.logical_volumes().get(name)
+        if volume is not None:
+            self._volumes.retag(name, add=frozenset(), remove=transfer.tags(
+                snapshot=copies.Label(volume.tags).snapshot_id or None))
+
+    @staticmethod
+    def _lock(name: str) -> contextlib.AbstractContextManager:
+        return lockutils.lock('localstor-snapshot-' + name)

@@ -16,7 +16,9 @@ TAG = re.compile(r'localstor\.(?P<key>[a-z]+)=(?P<value>.+)')
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """A move as far as it never changes.
+    """A move as far as it never changes, or a copy: its source stays.
+
+    The source of a copy is a snapshot.
 
     :ivar move_id: also the id of the shadow volume's row
     :ivar volume_id: id of the user's volume
@@ -25,7 +27,7 @@ class Transfer:
     :ivar destination_host: ``host@backend`` that gets the volume
     :ivar source_name: name of the source copy
     :ivar destination_name: name of the destination copy
-    :ivar size: bytes
+    :ivar size: bytes of the source
     :ivar block_size: bytes of a logical block of the source
     :ivar engine: name of the engine
     :ivar region_sectors: sectors of a region, a power of two
@@ -34,6 +36,12 @@ class Transfer:
     :ivar export: where the source copy is found
     :ivar content: bytes that the source copy holds, -1 where that is not
         known, or was not when the move began
+    :ivar is_copy: whether it is a copy
+    :ivar taken_of: of a copy, the volume's copy that its source is taken of,
+        '' where a user has taken it
+    :ivar origin: of a copy, what its source can't do without, '' for nothing
+    :ivar larger: bytes of the destination if it is larger than the source, 0
+        if it is not
     """
 
     move_id: str
@@ -51,20 +59,37 @@ class Transfer:
     batch: int
     export: interface.Export
     content: int = -1
+    is_copy: bool = False
+    taken_of: str = ''
+    origin: str = ''
+    larger: int = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it never leaves its node."""
+        return self.source_host == self.destination_host
+
+    @property
+    def destination_size(self) -> int:
+        """Bytes of the destination copy."""
+        return max(self.size, self.larger)
 
     def as_dict(self) -> dict[str, Any]:
         """A form that RPC can carry."""
-        values = dataclasses.asdict(self)
-        if self.content < 0:
-            # Peers of an earlier version know no such field.
-            del values['content']
-        return values
+        # Peers of an earlier version know no fields but those that they need.
+        return {key: value for key, value in dataclasses.asdict(self).items()
+                if value != _DEFAULTS.get(key)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> 'Transfer':
         """The inverse of :meth:`as_dict`."""
         return cls(**{**values,
                       'export': interface.Export(**values['export'])})
+
+
+_DEFAULTS = {field.name: field.default
+             for field in dataclasses.fields(Transfer)
+             if field.default is not dataclasses.MISSING}
 
 
 def tags(**values: Any) -> frozenset[str]:

@@ -12,6 +12,7 @@ from collections.abc import Collection
 import re
 import uuid
 
+from cinder_localstor.datapath import copies
 from cinder_localstor.node import interface
 
 PREFIX = 'localstor-wipe-'
@@ -35,13 +36,19 @@ class Wipes:
     def give_up(self, name: str) -> None:
         """Record that a copy is to be wiped and removed.
 
+        It waits as long as copies read a thick snapshot of it that no user
+        has any more.
+
         :param name: of a copy that no device lies on any more
-        :raises SnapshotsLeft: thick snapshots do
+        :raises SnapshotsLeft: thick snapshots do that a user has
         """
         volumes = self._group.logical_volumes()
         if name not in volumes:
             return
-        interface.check_no_snapshots(self._group.name, name, volumes)
+        interface.check_no_snapshots(self._group.name, name, {
+            found: volume for found, volume in volumes.items()
+            if copies.Label(volume.tags).snapshot_id
+            or not copies.Label(volume.tags)})
         if self._group.thin and not self._group.is_active(name):
             # The pool has lost it: there is nothing to wipe.
             self._group.remove(name)

@@ -289,6 +289,17 @@ class LocalStorDriver(driver.VolumeDriver):
     def delete_snapshot(self, snapshot: objects.Snapshot) -> None:
         self._service.keeper.delete(context.get_admin_context(), snapshot)
 
+    def create_volume_from_snapshot(self, volume: objects.Volume,
+                                    snapshot: objects.Snapshot
+                                    ) -> dict[str, str]:
+        return self._service.copier.from_snapshot(
+            context.get_admin_context(), volume, snapshot)
+
+    def create_cloned_volume(self, volume: objects.Volume,
+                             src_vref: objects.Volume) -> dict[str, str]:
+        return self._service.copier.from_volume(
+            context.get_admin_context(), volume, src_vref)
+
     # Connections
 
     def validate_connector(self, connector: dict[str, Any]) -> None:

@@ -76,6 +76,12 @@ class Answers:
                    and found.move_id in exported]
         return self._source.is_used(asked, len(sources))
 
+    def offer(self, ctxt: context.RequestContext, move_id: str, name: str,
+              initiator: str) -> dict[str, Any]:
+        """What a peer needs to copy a snapshot from here, see Source.offer.
+        """
+        return self._source.offer(move_id, name, initiator)
+
     def delete_snapshot(self, ctxt: context.RequestContext, volume_id: str,
                         snapshot_id: str) -> None:
         """Delete a snapshot that lies here, of a volume that has moved on."""

@@ -188,7 +188,8 @@ class Executor:
         else:
             rows.change_state(
                 ctxt, move, transition.to.value,
-                swap=transition.identity is table.Identity.SWITCHES)
+                swap=transition.identity is table.Identity.SWITCHES,
+                begins=transition.identity is table.Identity.BEGINS)
         return transition.to
 
     def _run_steps(self, ctxt: context.RequestContext, move: rows.Move,
@@ -249,7 +250,8 @@ class Executor:
 
         Whoever looks after the moves does what that needs.
         """
-        return rows.change_state(ctxt, move, table.State.ABORTING.value)
+        return rows.change_state(ctxt, move, table.UNDONE_BY_FAILURE[
+            table.State(move.state)].value)
 
     @staticmethod
     def _transition(move: rows.Move, transitions: Iterable[table.Transition],

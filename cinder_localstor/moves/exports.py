@@ -27,6 +27,7 @@ class Exports:
     def serves_from_here(self, move: rows.Move) -> bool:
         """Whether a move reads its source copy from this node."""
         return (move.transfer.source_host == self.host
+                and not move.transfer.is_local
                 and table.TABLE[table.State(move.state)].serves)
 
     def put_right(self, moves: Iterable[rows.Move]) -> None:

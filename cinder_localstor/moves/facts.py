@@ -154,6 +154,20 @@ class Look:
         return move.transfer.source_name in self._once(
             ('origins', host), lambda: rows.origins(self._ctxt, host))
 
+    def is_snapshot_wanted(self, move: rows.Move) -> bool:
+        """Whether anybody needs a copy's source beside it.
+
+        A copy that has recorded that it reads no more counts no more.  So of
+        two that end at the same time, or of one and a deletion, one at least
+        gives the source up.
+        """
+        host = move.transfer.source_host
+        name = move.transfer.source_name
+        return self._once(('wanted', host, name, move.move_id), lambda: (
+            rows.is_snapshot_held(self._ctxt, host, name)
+            or bool(table.readers(rows.for_host(self._ctxt, host), host, name)
+                    - {move.move_id})))
+
     def progress(self, move: rows.Move) -> engine.Progress:
         """How far a move is that arrives here."""
         return self.tools.on_destination.progress(move.transfer,
@@ -259,7 +273,11 @@ class Facts:
             case table.Fact.KEPT:
                 return look.is_kept(move)
             case table.Fact.SOURCE_FREE:
-                return not look.is_kept(move) and self._is_source_free()
+                return (not self.holds(table.Fact.SOURCE_STAYS)
+                        and not look.is_kept(move)
+                        and self._is_source_free())
+            case table.Fact.SOURCE_STAYS:
+                return move.transfer.is_copy and look.is_snapshot_wanted(move)
             case table.Fact.PASSED_ON:
                 return self._is_passed_on()
             case table.Fact.SOURCE_GONE:

@@ -37,6 +37,7 @@ class Operation(str, enum.Enum):
     EXTEND = 'extend it'
     DELETE = 'delete it'
     SNAPSHOT = 'take a snapshot of it'
+    CLONE = 'clone it'
     BACKUP = 'back it up'
     MIGRATE = 'migrate it'
     RETYPE = 'retype it'
@@ -75,37 +76,49 @@ PATIENT = (Answer.WAITS, Answer.ARRIVES)
 
 _YES, _WAITS, _ARRIVES, _UNDECIDED, _MOVES, _DELETED = Answer
 
-# standing, preparing, starting, migrating, completing, keeping, aborting,
-# discarding
+# standing, creating, preparing, starting, migrating, completing, keeping,
+# aborting, undoing, discarding
 TABLE: dict[Operation, dict[str, Answer]] = {
     Operation.LOCAL: _answers(
-        _YES, _UNDECIDED, _YES, _YES, _YES, _YES, _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES, _YES, _YES,
+        _DELETED),
     Operation.MOVE: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
+        _YES, _DELETED),
     Operation.REMOTE: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
+        _YES, _DELETED),
     # Who has left is never told to come back.
     Operation.DETACH: _answers(
-        _YES, _YES, _YES, _YES, _YES, _YES, _YES, _YES),
+        _YES, _YES, _YES, _YES, _YES, _YES, _YES, _YES, _YES, _YES),
     # The other copy does not grow.
     Operation.EXTEND: _answers(
-        _YES, _WAITS, _WAITS, _YES, _YES, _YES, _YES, _DELETED),
+        _YES, _UNDECIDED, _WAITS, _WAITS, _YES, _YES, _YES, _YES, _YES,
+        _DELETED),
     # What is recorded is carried out: it can be asked for again.
     Operation.DELETE: _answers(
-        _YES, _WAITS, _YES, _YES, _YES, _YES, _YES, _YES),
+        _YES, _WAITS, _WAITS, _YES, _YES, _YES, _YES, _YES, _YES, _YES),
     # What is on another node still would not be in it.
     Operation.SNAPSHOT: _answers(
-        _YES, _WAITS, _WAITS, _MOVES, _ARRIVES, _YES, _YES, _DELETED),
+        _YES, _UNDECIDED, _WAITS, _WAITS, _MOVES, _ARRIVES, _YES, _YES, _YES,
+        _DELETED),
+    Operation.CLONE: _answers(
+        _YES, _UNDECIDED, _WAITS, _WAITS, _MOVES, _ARRIVES, _YES, _YES, _YES,
+        _DELETED),
     Operation.BACKUP: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
+        _YES, _DELETED),
     # The two rows would change places under the move.
     Operation.MIGRATE: _answers(
-        _YES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _DELETED),
+        _YES, _UNDECIDED, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES,
+        _YES, _DELETED),
     Operation.RETYPE: _answers(
-        _YES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _DELETED),
+        _YES, _UNDECIDED, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES,
+        _YES, _DELETED),
     # A group is on one node.
     Operation.GROUP: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
+        _YES, _DELETED),
 }
 
 # What Cinder's own migration leaves behind when it is over

@@ -18,6 +18,7 @@ from cinder_localstor.datapath import snapshots
 from cinder_localstor import exception
 from cinder_localstor.moves import gate
 from cinder_localstor.moves import scheduler
+from cinder_localstor.moves import table
 from cinder_localstor.peers import rpc
 from cinder_localstor import rows
 
@@ -99,7 +100,15 @@ class Keeper:
                 snapshot_id=snapshot.id, host=host, reason=error) from error
 
     def delete_here(self, volume_id: str, snapshot_id: str) -> None:
-        """Delete a snapshot that lies on this node."""
+        """Delete a snapshot that lies on this node.
+
+        What a copy still reads goes when that has all of it.
+        """
+        ctxt = context.get_admin_context()
+        name = rows.snapshot_copy_name(snapshot_id)
         with self._gate.lock(volume_id):
-            self._snapshots.delete(rows.snapshot_copy_name(snapshot_id))
+            if table.readers(rows.for_host(ctxt, self.host), self.host, name):
+                self._snapshots.disown(name)
+            else:
+                self._snapshots.delete(name)
         self._scheduler.tend_wipes()

@@ -32,6 +32,7 @@ class Registry:
     :ivar moves: that the backend has a part in
     :ivar snapshots: that lie here, wherever their volumes are by now
     :ivar sources: what moves read here
+    :ivar read: snapshots that copies read here, whether a user has them or not
     :ivar arriving: what moves bring here
     """
 
@@ -43,8 +44,12 @@ class Registry:
         self.volumes = tuple(volumes)
         self.moves = tuple(moves)
         self.snapshots = tuple(snapshots)
-        self.sources = tuple(_source(move) for move in self.moves
-                             if move.transfer.source_host == host)
+        of_here = [move for move in self.moves
+                   if move.transfer.source_host == host]
+        self.sources = tuple(_source(move) for move in of_here
+                             if not move.transfer.is_copy)
+        self.read = tuple(_snapshot(move) for move in of_here
+                          if move.transfer.is_copy)
         # A source that is kept has nothing to do with the other node.
         self.arriving = tuple(self._arriving(move) for move in self.moves
                               if move.transfer.destination_host == host
@@ -52,11 +57,17 @@ class Registry:
 
     def __iter__(self) -> Iterator[copies.Copy]:
         yield from (*self.volumes, *self.sources, *self.arriving,
-                    *self.snapshots)
+                    *self.snapshots, *self.read)
 
     def names(self) -> set[str]:
         """Names of all copies."""
         return {copy.name for copy in self}
+
+    def of_no_user(self) -> list[copies.Copy]:
+        """Snapshots that are there for what reads them alone, each once."""
+        held = {copy.name for copy in self.snapshots}
+        return list({copy.name: copy for copy in self.read
+                     if copy.name not in held}.values())
 
     def standing(self) -> list[copies.Copy]:
         """Copies of volumes that have no part in a move."""
@@ -68,12 +79,12 @@ class Registry:
     def _arriving(self, move: rows.Move) -> copies.Copy:
         described = move.transfer
         state = table.State(move.state)
-        serves = (state is table.State.PREPARING
+        serves = (state in table.UNDONE_BY_FAILURE
                   or table.TABLE[state].serves)
         return copies.Copy(
             host=self.host, name=described.destination_name,
             volume_id=move.volume_id, generation=described.generation,
-            size=described.size, role=copies.Role.ARRIVING,
+            size=described.destination_size, role=copies.Role.ARRIVING,
             state=move.state, move_id=move.move_id,
             newest=max((other.transfer.generation for other in self.moves
                         if other.transfer.source_name
@@ -124,6 +135,16 @@ def _source(move: rows.Move) -> copies.Copy:
         size=described.size, state=move.state,
         role=copies.Role.KEPT if kept else copies.Role.SOURCE,
         move_id=move.move_id, newest=described.generation if serves else 0)
+
+
+def _snapshot(move: rows.Move) -> copies.Copy:
+    described = move.transfer
+    return copies.Copy(
+        host=described.source_host, name=described.source_name,
+        volume_id=move.volume_id, generation=0, size=described.size,
+        state=move.state, role=copies.Role.READ, move_id=move.move_id,
+        depends_on=copies.Origin(described.source_host, described.origin)
+        if described.origin else None)
 
 
 def read(ctxt: context.RequestContext, host: str) -> Registry:

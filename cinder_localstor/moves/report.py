@@ -22,6 +22,7 @@ from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import handles
+from cinder_localstor.datapath import snapshots
 from cinder_localstor.datapath import wipes
 from cinder_localstor.moves import registry
 from cinder_localstor.moves import table
@@ -259,6 +260,9 @@ class _Judge:
     def device_names(self) -> set[str]:
         """Names of all nodes that may be here."""
         names = set(map(handles.handle_name, self._wanted.names()))
+        for copy in self._wanted.read:
+            names.add(snapshots.reader_name(
+                self._wanted.move_of(copy).transfer.destination_name))
         for copy in self._wanted.arriving:
             names.update(self._destination.node_names(
                 self._wanted.move_of(copy).transfer))
@@ -270,6 +274,7 @@ class _Judge:
                    *map(self._source_copy, self._wanted.sources),
                    *map(self._standing_copy, self._wanted.standing()),
                    *map(self._snapshot, self._wanted.snapshots),
+                   *map(self._read_snapshot, self._wanted.of_no_user()),
                    *self._leftovers()]
         problems = [*observed.failures, *map(_suspended_volume,
                                              observed.suspended)]
@@ -296,6 +301,12 @@ class _Judge:
 
     def _snapshot(self, copy: copies.Copy) -> Entry:
         problems = ([] if copy.role is copies.Role.PASSING
+                    else self._problems_of_snapshot(copy))
+        return self._entry(copy.name, copy.volume_id, copy.role, problems)
+
+    def _read_snapshot(self, copy: copies.Copy) -> Entry:
+        move = self._wanted.move_of(copy)
+        problems = ([] if table.DELETE_SOURCE.is_done(move)
                     else self._problems_of_snapshot(copy))
         return self._entry(copy.name, copy.volume_id, copy.role, problems)
 
@@ -474,7 +485,8 @@ class _Judge:
         elif not self._group.is_active(copy.name):
             yield _inactive(full_name)
         iqn = move.transfer.export.iqn
-        if observed.connected is not None and iqn not in observed.connected:
+        if (observed.connected is not None and not move.transfer.is_local
+                and iqn not in observed.connected):
             yield 'there is no working session with the source, %s' % iqn
         if observed.devices is not None:
             nodes = self._destination.node_names(move.transfer)

@@ -195,7 +195,7 @@ class Scheduler:
         try:
             if move.move_id in self._beginning:
                 return None
-            broken_off = move.state in table.UNDONE_BY_FAILURE
+            broken_off = table.State(move.state) in table.UNDONE_BY_FAILURE
             if (look is not None and not broken_off
                     and not self._executor.has_work(move, look)):
                 rows.record_problem(ctxt, move, self._lack_of_space(move))
@@ -331,8 +331,10 @@ class Scheduler:
 
     def _wipe(self, name: str) -> None:
         try:
-            volume = self._node.volumes.logical_volumes().get(name)
-            if volume is None:
+            volumes = self._node.volumes.logical_volumes()
+            volume = volumes.get(name)
+            # Copies still read snapshots of it.
+            if volume is None or interface.snapshots_on(name, volumes):
                 return
             LOG.info('Logical volume %s is wiped', name)
             self._wipes.wipe(name)

@@ -12,6 +12,7 @@ from cinder_localstor.datapath import snapshots
 from cinder_localstor.datapath import source
 from cinder_localstor.datapath import wipes
 from cinder_localstor.moves import answers
+from cinder_localstor.moves import copier
 from cinder_localstor.moves import executor
 from cinder_localstor.moves import exports
 from cinder_localstor.moves import facts
@@ -33,6 +34,7 @@ class Service:
     """
 
     mover: mover.Mover
+    copier: copier.Copier
     keeper: keeper.Keeper
     scheduler: scheduler.Scheduler
     recovery: recovery.Recovery
@@ -51,7 +53,7 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
         None
     """
     node_handles = handles.Handles(node)
-    on_source = source.Source(node)
+    on_source = source.Source(node, configuration)
     on_destination = destination.Destination(node, all_engines)
     steps = executor.StepRunner(on_source, on_destination)
 
@@ -83,6 +85,9 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
         mover=mover.Mover(host, node, on_source, node_handles, steps,
                           interactive, periodic, peers, volume_gate,
                           configuration),
+        copier=copier.Copier(host, node, on_source, on_destination,
+                             node_handles, steps, interactive, periodic,
+                             peers, volume_gate, configuration),
         keeper=keeps,
         scheduler=periodic,
         recovery=recovery.Recovery(host, node_handles, periodic),

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """States of a move, as a table.
 
+A *copy* is a move whose source stays: a new volume arrives from a snapshot.
+It begins in a state of its own, and goes the way of a move from there.
+
 The owner drives the move: it runs its own steps and asks the peer for the
 others.  It is the node that the user's volume lives on, or lived on before it
 moved on, so no two nodes drive one move.  A state is recorded before its first
@@ -14,6 +17,7 @@ as all of it has arrived at the end.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterable
 import dataclasses
 import enum
 from typing import ClassVar
@@ -27,16 +31,19 @@ from cinder_localstor import rows
 class State(str, enum.Enum):
     """Where a move is; the value is what the database holds."""
 
+    CREATING = 'creating'
     PREPARING = 'preparing'
     STARTING = 'starting'
     MIGRATING = 'migrating'
     COMPLETING = 'completing'
     KEEPING = 'keeping'
     ABORTING = 'aborting'
+    UNDOING = 'undoing'
     DISCARDING = 'discarding'
     # The shadow row is gone.
     SUCCESS = 'success'
     ABORTED = 'aborted'
+    UNDONE = 'undone'
     DISCARDED = 'discarded'
 
 
@@ -52,6 +59,8 @@ class Identity(str, enum.Enum):
 
     STAYS = 'stays'
     SWITCHES = 'switches'
+    # The new volume's row says which copy it is.
+    BEGINS = 'begins'
 
 
 class Fact(str, enum.Enum):
@@ -85,6 +94,8 @@ class Fact(str, enum.Enum):
     KEPT = 'kept', 'database', "thick snapshots lie on the source's copy"
     SOURCE_FREE = ('source_free', 'database', 'no other move uses the '
                    "source's copy, and no thick snapshot lies on it")
+    SOURCE_STAYS = ('source_stays', 'database', 'the source is a snapshot '
+                    'that a user has, or that another copy reads')
     SOURCE_GONE = ('source_gone', 'source', 'its copy is wiped and removed')
     DESTINATION_GONE = ('destination_gone', 'node',
                         "so is the destination's")
@@ -184,6 +195,7 @@ class Rules:
         return tuple(found for found in self.transitions if found.at_once)
 
 
+TAKE_SNAPSHOT = SourceStep(source.Source.take_snapshot)
 EXPORT_SOURCE = SourceStep(source.Source.export_source)
 SEAL_SOURCE = SourceStep(source.Source.seal_source)
 UNEXPORT_SOURCE = SourceStep(source.Source.unexport_source)
@@ -229,6 +241,13 @@ DISMANTLE: tuple[Step, ...] = (REMOVE_HANDLE, DISCONNECT_SOURCE,
                                REMOVE_ENGINE, REMOVE_MAP)
 
 TABLE: dict[State, Rules] = {
+    # The node that Cinder asks for the new volume drives it.
+    State.CREATING: Rules(
+        owner=Side.DESTINATION,
+        steps=(TAKE_SNAPSHOT, EXPORT_SOURCE, CREATE_DESTINATION, CREATE_MAP,
+               CONNECT_SOURCE, BUILD_ENGINE, BUILD_HANDLE),
+        transitions=(
+            Transition(State.MIGRATING, (Fact.READY,), Identity.BEGINS),)),
     State.PREPARING: Rules(
         owner=Side.SOURCE,
         steps=(EXPORT_SOURCE, CREATE_DESTINATION, CREATE_MAP, CONNECT_SOURCE,
@@ -266,6 +285,8 @@ TABLE: dict[State, Rules] = {
                KEEP_DESTINATION, UNEXPORT_SOURCE, DELETE_SOURCE),
         transitions=(Transition(State.SUCCESS,
                                 (Fact.READY, Fact.SOURCE_GONE)),
+                     Transition(State.SUCCESS,
+                                (Fact.UNEXPORTED, Fact.SOURCE_STAYS)),
                      Transition(State.KEEPING,
                                 (Fact.UNEXPORTED, Fact.KEPT)))),
     # The volume has nothing to do with it any more, nor has its node.
@@ -279,6 +300,16 @@ TABLE: dict[State, Rules] = {
         steps=(*DISMANTLE, DELETE_DESTINATION, UNEXPORT_SOURCE),
         transitions=(Transition(State.ABORTED,
                                 (Fact.READY, Fact.DESTINATION_GONE)),)),
+    State.UNDOING: Rules(
+        owner=Side.DESTINATION,
+        steps=(*DISMANTLE, DELETE_DESTINATION, UNEXPORT_SOURCE,
+               DELETE_SOURCE),
+        transitions=(Transition(State.UNDONE,
+                                (Fact.READY, Fact.DESTINATION_GONE,
+                                 Fact.SOURCE_GONE)),
+                     Transition(State.UNDONE,
+                                (Fact.UNEXPORTED, Fact.DESTINATION_GONE,
+                                 Fact.SOURCE_STAYS)))),
     State.DISCARDING: Rules(
         owner=Side.DESTINATION,
         steps=(*DISMANTLE, DELETE_DESTINATION, UNEXPORT_SOURCE,
@@ -286,6 +317,9 @@ TABLE: dict[State, Rules] = {
         transitions=(Transition(State.DISCARDED,
                                 (Fact.READY, Fact.DESTINATION_GONE,
                                  Fact.SOURCE_GONE)),
+                     Transition(State.DISCARDED,
+                                (Fact.UNEXPORTED, Fact.DESTINATION_GONE,
+                                 Fact.SOURCE_STAYS)),
                      Transition(State.KEEPING,
                                 (Fact.UNEXPORTED, Fact.DESTINATION_GONE,
                                  Fact.KEPT)))),
@@ -294,13 +328,15 @@ TABLE: dict[State, Rules] = {
 # In these a guest has the volume, or is about to: they go before all others.
 URGENT = tuple(state for state, rules in TABLE.items() if rules.serves)
 
-# From where a failure leads back to the volume as it was before the move
-UNDONE_BY_FAILURE = (State.PREPARING,)
+# From where a failure leads back to the volume as it was before the move, or
+# to none
+UNDONE_BY_FAILURE = {State.PREPARING: State.ABORTING,
+                     State.CREATING: State.UNDOING}
 
 # In these a move says nothing of where its volume is.
-ASIDE = (State.KEEPING, State.ABORTING)
+ASIDE = (State.KEEPING, State.ABORTING, State.UNDOING)
 
-FINAL = (State.SUCCESS, State.ABORTED, State.DISCARDED)
+FINAL = (State.SUCCESS, State.ABORTED, State.UNDONE, State.DISCARDED)
 
 # The side whose loss for good an operator may take for granted, by state.  In
 # others the lost node holds what no other node has.
@@ -308,6 +344,7 @@ ABANDONABLE = {State.STARTING: Side.DESTINATION,
                State.ABORTING: Side.DESTINATION,
                State.COMPLETING: Side.SOURCE,
                State.KEEPING: Side.SOURCE,
+               State.UNDOING: Side.SOURCE,
                State.DISCARDING: Side.SOURCE}
 
 # The fact that is taken for granted with the steps of a lost node
@@ -324,6 +361,17 @@ def has_released(move: rows.Move) -> bool:
 def has_unexported(move: rows.Move) -> bool:
     """Whether a move has read its source's copy for the last time."""
     return move.state == State.KEEPING or UNEXPORT_SOURCE.is_done(move)
+
+
+def readers(moves: Iterable[rows.Move], host: str, name: str) -> set[str]:
+    """Ids of the copies that still read a snapshot.
+
+    :param moves: those of the backend that has the snapshot
+    """
+    return {move.move_id for move in moves
+            if move.transfer.is_copy and not has_unexported(move)
+            and move.transfer.source_host == host
+            and move.transfer.source_name == name}
 
 
 def steps_of(state: State) -> dict[str, Step]:

@@ -10,6 +10,7 @@ History::
     1.0  identify, examine, run, is_source_used, drive
     1.1  remaining; a copy that ``run`` gives up is wiped after the answer
     1.2  delete_snapshot
+    1.3  offer; copies in ``run``
 
 A peer of 1.0 wipes a copy before it answers, and has nothing that remains.  It
 is asked nothing that it does not know: each call names the version that it
@@ -29,7 +30,7 @@ import oslo_messaging as messaging
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 
-VERSION = '1.2'
+VERSION = '1.3'
 FIRST_VERSION = '1.0'
 TOPIC = 'cinder-localstor'
 
@@ -71,6 +72,10 @@ class Answers(Protocol):
                   ) -> list[str]:
         """Which of some copies are there still."""
 
+    def offer(self, ctxt: context.RequestContext, move_id: str, name: str,
+              initiator: str) -> dict[str, Any]:
+        """What is to be known to copy a snapshot from there."""
+
     def delete_snapshot(self, ctxt: context.RequestContext, volume_id: str,
                         snapshot_id: str) -> None:
         """Delete a snapshot that lies there."""
@@ -109,6 +114,10 @@ class Endpoint:
     def remaining(self, ctxt: context.RequestContext, names: list[str]
                   ) -> list[str]:
         return self._answers.remaining(ctxt, names)
+
+    def offer(self, ctxt: context.RequestContext, move_id: str, name: str,
+              initiator: str) -> dict[str, Any]:
+        return self._answers.offer(ctxt, move_id, name, initiator)
 
     def delete_snapshot(self, ctxt: context.RequestContext, volume_id: str,
                         snapshot_id: str) -> None:
@@ -196,6 +205,7 @@ class PeerAPI:
         :param patient: whether nobody waits, so that it may take long
         """
         self._call(peer, move.volume_id, 'run', patient=patient,
+                   version='1.3' if move.is_copy else FIRST_VERSION,
                    move=move.as_dict(), steps=steps)
 
     def is_source_used(self, peer: str, move: transfer.Transfer) -> bool:
@@ -212,6 +222,15 @@ class PeerAPI:
             if error.kind != UNSUPPORTED:
                 raise
             return set()
+
+    def offer(self, peer: str, volume_id: str, move_id: str, name: str,
+              initiator: str) -> dict[str, Any]:
+        """What is to be known to copy a snapshot from a peer, see
+        :meth:`cinder_localstor.datapath.source.Source.offer`.
+        """
+        return self._call(peer, volume_id, 'offer', patient=False,
+                          version='1.3', move_id=move_id, name=name,
+                          initiator=initiator)
 
     def delete_snapshot(self, peer: str, volume_id: str, snapshot_id: str
                         ) -> None:

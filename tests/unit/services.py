@@ -227,8 +227,16 @@ class Services(base.Cloud):
 
     def create(self, host=base.A, **values):
         """A volume of 1 GiB with something written to each region."""
+        volume = self._create(host, 1, values)
+        self.content[volume.id] = {}
+        if volume.status == 'available':
+            for number in range(16):
+                self.write(volume, number, 'first %d' % number)
+        return volume
+
+    def _create(self, host, size, values):
         volume = objects.Volume(
-            self.ctxt, host=host + '#local', size=1, status='creating',
+            self.ctxt, host=host + '#local', size=size, status='creating',
             availability_zone='nova', use_quota=False,
             volume_type_id=self.case.vt['id'],
             project_id='project', user_id='user',
@@ -237,10 +245,15 @@ class Services(base.Cloud):
         rpcapi.VolumeAPI().create_volume(self.ctxt, volume, None, None,
                                          allow_reschedule=False)
         volume.refresh()
-        self.content[volume.id] = {}
-        if volume.status == 'available':
-            for number in range(16):
-                self.write(volume, number, 'first %d' % number)
+        return volume
+
+    def create_from(self, source, host=base.A, size=1):
+        """A volume of a snapshot, or a clone of a volume."""
+        what = ('snapshot_id' if isinstance(source, objects.Snapshot)
+                else 'source_volid')
+        content = dict(self.content[source.id])
+        volume = self._create(host, size, {what: source.id})
+        self.content[volume.id] = content
         return volume
 
     def attach(self, volume, host, kind='local'):
@@ -352,6 +365,18 @@ class Services(base.Cloud):
         rpcapi.VolumeAPI().create_snapshot(self.ctxt, self.refresh(volume),
                                            snapshot)
         return self.refresh_snapshot(snapshot)
+
+    def revert(self, volume, snapshot):
+        """Let a volume be what it was when a snapshot of it was taken."""
+        snapshot.status = 'restoring'
+        snapshot.save()
+        self.set_status(volume, 'reverting')
+        rpcapi.VolumeAPI().revert_to_snapshot(self.ctxt, self.refresh(volume),
+                                              snapshot)
+        # Cinder has seen to it that deleted rows are read, too.
+        self.ctxt.read_deleted = 'no'
+        self.content[volume.id] = dict(self.content[snapshot.id])
+        return self.refresh(volume)
 
     def refresh_snapshot(self, snapshot):
         return objects.Snapshot.get_by_id(self.ctxt, snapshot.id)

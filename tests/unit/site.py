@@ -24,6 +24,7 @@ from cinder.tests.unit import utils as cinder_test_utils
 import tenacity
 
 from cinder_localstor.datapath import handles
+from cinder_localstor.datapath import snapshots
 from cinder_localstor.datapath import transfer
 from cinder_localstor.driver import localstor
 from cinder_localstor import exception
@@ -483,9 +484,11 @@ class Site(base.Cloud):
             self._ask(volume, lambda driver: driver.extend_volume(volume,
                                                                   size))
         except REFUSALS as error:
-            # LVM extends no volume in use that has thick snapshots.
-            assert moving or instance.snapshots or not healthy, (
-                'extend fails: %s' % error)
+            # LVM extends no volume in use that has thick snapshots, and none
+            # with snapshots that are read.
+            assert (moving or instance.snapshots or not healthy
+                    or isinstance(error, exception.OriginIsRead)), (
+                        'extend fails: %s' % error)
             self.set_status(volume, 'error_extending')
             self.reset_state(instance, before)
             return False
@@ -516,6 +519,46 @@ class Site(base.Cloud):
         instance.snapshots[row.id] = Snapshot(
             row, contents, row.status == 'available')
         return row.status == 'available'
+
+    def create_from_snapshot(self, instance: Instance, host: str) -> bool:
+        """Make a volume of a snapshot that is good; whether it worked."""
+        snapshot = next(found for found in instance.snapshots.values()
+                        if found.is_good)
+        return self._create_from(
+            host, copy.deepcopy(snapshot.contents), instance,
+            lambda driver, volume: driver.create_volume_from_snapshot(
+                volume, snapshot.row))
+
+    def clone(self, instance: Instance) -> bool:
+        """Clone a volume where it is; whether it worked."""
+        cloned = self.refresh(instance.volume)
+        return self._create_from(
+            self.host_of(cloned), copy.deepcopy(instance.contents), instance,
+            lambda driver, volume: driver.create_cloned_volume(volume,
+                                                               cloned))
+
+    def _create_from(self, host: str, contents: model.Contents,
+                     instance: Instance, make: Callable[..., Any]) -> bool:
+        moving = rows.for_volume(self.ctxt, instance.volume.id)
+        healthy = self.is_healthy
+        volume = cinder_test_utils.create_volume(
+            self.ctxt, host=host + '#local', status='creating',
+            size=self.row(instance.volume).size)
+        made = Instance(volume, model.Contents())
+        self.instances.append(made)
+        try:
+            volume.update(self._ask(volume,
+                                    lambda driver: make(driver, volume)))
+        except REFUSALS as error:
+            assert moving or not healthy, 'creation fails: %s' % error
+            self.set_status(volume, 'error')
+            return False
+        volume.save()
+        # What it is made from was flushed.
+        contents.flush()
+        made.contents = contents
+        self.set_status(volume, 'available')
+        return True
 
     def delete_snapshot(self, instance: Instance) -> bool:
         """Delete the oldest snapshot of a volume; whether it is gone."""
@@ -728,7 +771,8 @@ class Site(base.Cloud):
         """What was sealed is not altered before it is wiped."""
         for host, node in self.nodes.items():
             for name, handle in node.device_mapper.nodes.items():
-                if handle.read_only and name.endswith(handles.SUFFIX):
+                if handle.read_only and name.endswith(
+                        (handles.SUFFIX, snapshots.READER)):
                     before = self._sealed.setdefault((host, name), {})
                     for number in REGIONS:
                         with contextlib.suppress(

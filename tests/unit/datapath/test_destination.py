@@ -3,6 +3,7 @@
 import dataclasses
 import types
 import unittest
+from unittest import mock
 
 from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import destination
@@ -40,7 +41,7 @@ class DestinationTestCase(unittest.TestCase):
         handles.Handles(self.there).create(
             copies.Copy(MOVE.source_host, MOVE.source_name, 'v', 1,
                         MOVE.size))
-        self.source = source.Source(self.there)
+        self.source = source.Source(self.there, mock.Mock())
         self.move = dataclasses.replace(
             MOVE, engine=self.data_path,
             export=self.source.describe_export('m', 'iqn.b', '192.0.2.2'))

@@ -5,6 +5,7 @@ from oslo_utils import units
 from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import snapshots
 from cinder_localstor.datapath import transfer
+from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.node import simulated
 from tests.unit import base
@@ -72,3 +73,36 @@ class SnapshotsTest(base.TestCase):
             wiped, = set(self.names()) - {'volume-1'}
             self.assertRegex(wiped, 'localstor-wipe-_snapshot-1.*')
             self.assertEqual('', self.group.disks[wiped].origin)
+
+    def test_one_that_is_read_stays(self):
+        self.snapshots.create(SNAPSHOT, 'volume-1')
+        for _time in range(2):
+            path = self.snapshots.open('_snapshot-1', 'volume-2', units.Gi)
+            self.assertEqual('/dev/mapper/volume-2-reader', path)
+        self.snapshots.open('_snapshot-1', 'volume-3', units.Gi)
+        for copy in ('volume-2', 'volume-3'):
+            error = self.assertRaises(exception.SnapshotIsRead,
+                                      self.snapshots.delete, '_snapshot-1')
+            self.assertIn('_snapshot-1', str(error))
+            for _time in range(2):
+                self.snapshots.close(copy)
+        self.snapshots.delete('_snapshot-1')
+        self.assertRaises(exception.LogicalVolumeMissing, self.snapshots.open,
+                          '_snapshot-1', 'volume-2', units.Gi)
+
+    def test_nobody_writes_one_that_is_read(self):
+        self.snapshots.create(SNAPSHOT, 'volume-1')
+        self.snapshots.open('_snapshot-1', 'volume-2', units.Gi)
+        reader = self.node.device_mapper.nodes['volume-2-reader']
+        self.assertTrue(reader.read_only)
+
+    def test_one_that_no_user_has_any_more_does_not_hold_its_origin(self):
+        self.snapshots.create(SNAPSHOT, 'volume-1')
+        given_up = wipes.Wipes(self.group).give_up
+        self.assertRaises(exception.SnapshotsLeft, given_up, 'volume-1')
+        for _time in range(2):
+            self.snapshots.disown('_snapshot-1')
+        given_up('volume-1')
+        self.assertEqual(
+            'volume-1', wipes.former_name(
+                self.group.disks['_snapshot-1'].origin))

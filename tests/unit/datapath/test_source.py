@@ -24,7 +24,7 @@ class SourceTest(unittest.TestCase):
         handles.Handles(self.node).create(
             copies.Copy(MOVE.source_host, MOVE.source_name, 'v', 1,
                         MOVE.size))
-        self.source = source.Source(self.node)
+        self.source = source.Source(self.node, mock.Mock())
         self.move = dataclasses.replace(
             MOVE, export=self.source.describe_export('m', 'iqn.b',
                                                      '192.0.2.2'))

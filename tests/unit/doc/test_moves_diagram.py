@@ -68,6 +68,6 @@ class MovesDiagramTest(base.BaseTestCase):
 
     def test_what_a_failure_undoes(self):
         self.assertEqual(
-            {'%s--%s' % (state.value, table.State.ABORTING.value)
-             for state in table.UNDONE_BY_FAILURE},
+            {'%s--%s' % (state.value, undone.value)
+             for state, undone in table.UNDONE_BY_FAILURE.items()},
             set(self.groups('failure')))

@@ -946,3 +946,110 @@ class RetypeTest(ManagerTestCase):
         self.cloud.settle()
         self.assert_whole()
         self.assert_nothing_left(self.volume)
+
+
+class CopyTest(SnapshotTestCase):
+    """Volumes from snapshots, and clones."""
+
+    def assert_made(self, *volumes, beside=()):
+        for _time in range(2):
+            for volume in volumes:
+                self.assertEqual('available', self.cloud.row(volume).status)
+                self.assertEqual(self.cloud.content[volume.id], {
+                    number: content for number, content
+                    in self.cloud.read(volume).items()
+                    if number in self.cloud.content[volume.id]})
+            self.cloud.settle()
+        self.assert_nothing_left(*volumes, *beside)
+
+    def test_volume_of_a_snapshot_is_made_on_any_node(self):
+        snapshot = self.take()
+        self.cloud.write(self.volume, 3, 'later')
+        self.assert_made(*[self.cloud.create_from(snapshot, host)
+                           for host in (A, B)], beside=[self.volume])
+        self.assert_as_then(snapshot)
+        self.assert_whole()
+
+    def test_larger_volume_of_a_snapshot(self):
+        snapshot = self.take()
+        for host in (A, B):
+            volume = self.cloud.create_from(snapshot, host, 2)
+            self.cloud.write(volume, 30, 'at the end')
+            self.assert_made(volume, beside=[self.volume])
+            self.cloud.delete(volume)
+
+    def test_volume_is_attached_elsewhere_while_it_arrives(self):
+        snapshot = self.take()
+        for there in (A, B):
+            volume = self.cloud.create_from(snapshot)
+            attachment = self.cloud.attach(volume, there)
+            self.cloud.write(volume, 5, 'by a guest')
+            self.cloud.settle()
+            self.cloud.detach(volume, attachment)
+            self.cloud.set_status(volume, 'available')
+            self.assert_made(volume, beside=[self.volume])
+            self.cloud.delete(volume)
+
+    def test_clone_of_a_volume_in_use(self):
+        self.cloud.attach(self.volume, A)
+        volume = self.cloud.create_from(self.volume)
+        self.cloud.write(self.volume, 3, 'later')
+        self.cloud.write(volume, 4, 'in the clone')
+        self.assert_made(volume, beside=[self.volume])
+        self.assert_whole()
+
+    def test_volume_is_reverted_to_a_snapshot_here_and_elsewhere(self):
+        for there in (A, B):
+            snapshot = self.take()
+            attachment = self.cloud.attach(self.volume, there)
+            self.cloud.settle()
+            self.cloud.detach(self.volume, attachment)
+            self.cloud.set_status(self.volume, 'available')
+            self.cloud.write(self.volume, 3, 'not wanted')
+            volume = self.cloud.revert(self.volume, snapshot)
+            self.assertEqual('available', volume.status)
+            self.assert_whole()
+            self.cloud.settle()
+            self.assert_as_then(snapshot)
+            self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+            self.cloud.settle()
+            self.assert_nothing_left(self.volume)
+
+    def test_all_is_deleted_while_it_arrives(self):
+        snapshot = self.take()
+        volumes = [self.cloud.create_from(snapshot, B),
+                   self.cloud.create_from(snapshot, A),
+                   self.cloud.create_from(self.volume)]
+        self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+        self.assertTrue(self.cloud.delete(self.volume))
+        self.assertTrue(self.cloud.delete(volumes.pop()))
+        self.cloud.settle()
+        self.cloud.watch()
+        self.assert_made(*volumes)
+
+    def test_without_space_it_fails_with_a_sentence(self):
+        snapshot = self.take()
+        self.cloud.nodes[B].volumes.total = units.Mi
+        volume = self.cloud.create_from(snapshot, B)
+        self.assertEqual('error', volume.status)
+        self.assertIn('extend the group', str(self.cloud.failures[-1]))
+        self.assertTrue(self.cloud.delete(volume))
+        self.cloud.settle()
+        self.assert_nothing_left(self.volume)
+
+    def test_restart_in_mid_creation(self):
+        snapshot = self.take()
+        volume = self.cloud.create_from(snapshot, B)
+        self.cloud.reboot(B)
+        self.cloud.reboot(A)
+        self.cloud.watch()
+        self.assert_made(volume, beside=[self.volume])
+
+    def test_they_take_space_for_the_scheduler(self):
+        self.cloud.create_from(self.volume)
+        with self.cloud.process(A):
+            self.cloud.managers[A].publish_service_capabilities(self.ctxt)
+        pool, = self.cloud.managers[A].last_capabilities['pools']
+        # The snapshot that the clone reads among them
+        self.assertEqual((3, 3), (pool['allocated_capacity_gb'],
+                                  int(pool['provisioned_capacity_gb'])))

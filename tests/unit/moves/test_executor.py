@@ -115,7 +115,7 @@ class AtOnceTest(base.TestCase):
     def setUp(self):
         super().setUp()
         self.inside = base.Inside()
-        self.move = mock.Mock(move_id='m', source_name='copy',
+        self.move = mock.Mock(move_id='m', source_name='copy', is_copy=False,
                               state='migrating', done=())
         # The database of the tests is that of one thread.
         self.get = self.patch('cinder_localstor.rows.get',
@@ -124,7 +124,8 @@ class AtOnceTest(base.TestCase):
     def runner(self, export):
         node = mock.Mock()
         node.target.export.side_effect = export
-        return executor.StepRunner(source.Source(node), mock.Mock())
+        return executor.StepRunner(source.Source(node, mock.Mock()),
+                                   mock.Mock())
 
     def test_repeated_request_waits_for_the_first(self):
         runner = self.runner(self.inside)
@@ -146,7 +147,8 @@ class AtOnceTest(base.TestCase):
     def test_steps_of_two_moves_do_not_wait_for_each_other(self):
         runner = self.runner(self.inside)
         base.at_once(*[lambda move_id=move_id: runner.run(
-            self.ctxt, mock.Mock(move_id=move_id, source_name='copy'),
+            self.ctxt, mock.Mock(move_id=move_id, source_name='copy',
+                                 is_copy=False),
             ['export_source'])
             for move_id in 'mn'])
         self.assertEqual(2, self.inside.most)

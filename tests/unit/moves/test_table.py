@@ -7,7 +7,8 @@ import ddt
 from cinder_localstor.moves import table
 
 # From where a state is entered by a call and not by a transition
-BY_CALL = {table.State.ABORTING, table.State.DISCARDING}
+BY_CALL = {table.State.ABORTING, table.State.UNDOING,
+           table.State.DISCARDING}
 STATES = sorted(table.TABLE)
 
 
@@ -20,7 +21,7 @@ class TableTest(unittest.TestCase):
         self.assertEqual(set(), set(table.TABLE) & set(table.FINAL))
 
     def test_every_state_is_reached(self):
-        reached = {table.State.PREPARING} | BY_CALL
+        reached = {table.State.PREPARING, table.State.CREATING} | BY_CALL
         for rules in table.TABLE.values():
             reached.update(found.to for found in rules.transitions)
         self.assertEqual(set(table.State), reached)
@@ -45,8 +46,8 @@ class TableTest(unittest.TestCase):
                  for step in (*rules.steps, *table.SERVE, *table.RECONNECT)}
         self.assertEqual(
             {name: table.Side.SOURCE for name in (
-                'export_source', 'seal_source', 'unexport_source',
-                'hide_source', 'delete_source')}
+                'take_snapshot', 'export_source', 'seal_source',
+                'unexport_source', 'hide_source', 'delete_source')}
             | {name: table.Side.DESTINATION for name in (
                 'create_destination', 'create_map', 'connect_source',
                 'build_engine', 'build_handle', 'restore_handle',
@@ -89,12 +90,13 @@ class TableTest(unittest.TestCase):
             for found in rules.transitions:
                 self.assertTrue(table.Fact.READY in found.facts
                                 or found.at_once
-                                or found.to is table.State.KEEPING)
+                                or table.Fact.UNEXPORTED in found.facts)
 
-    def test_source_is_kept_when_nothing_else_is_left_to_be_done(self):
+    def test_source_is_kept_or_stays_when_nothing_else_is_left(self):
         for state, rules in table.TABLE.items():
             for found in rules.transitions:
-                if found.to is table.State.KEEPING:
+                if {table.Fact.KEPT, table.Fact.SOURCE_STAYS} & set(
+                        found.facts):
                     self.assertEqual((table.UNEXPORT_SOURCE,
                                       table.DELETE_SOURCE), rules.steps[-2:])
                     self.assertIn(table.Fact.UNEXPORTED, found.facts)
@@ -106,6 +108,9 @@ class TableTest(unittest.TestCase):
 
     def test_hydration_never_starts_while_the_source_is_attached(self):
         for state, rules in table.TABLE.items():
+            # Nobody attaches a snapshot.
+            if state is table.State.CREATING:
+                continue
             for found in rules.transitions:
                 if found.to is table.State.MIGRATING:
                     self.assertTrue(
@@ -118,6 +123,7 @@ class TableTest(unittest.TestCase):
                 self.assertEqual(table.DELETE_SOURCE, rules.steps[-1])
                 self.assertIn(state, (table.State.COMPLETING,
                                       table.State.KEEPING,
+                                      table.State.UNDOING,
                                       table.State.DISCARDING))
         for rules in table.TABLE.values():
             for found in rules.transitions:

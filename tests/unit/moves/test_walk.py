@@ -68,6 +68,10 @@ def has_snapshots(instance):
     return bool(instance.snapshots)
 
 
+def has_good_snapshots(instance):
+    return any(snapshot.is_good for snapshot in instance.snapshots.values())
+
+
 def may_detach(instance):
     return bool(idle(instance))
 
@@ -152,6 +156,19 @@ class Walk(stateful.RuleBasedStateMachine):
     @stateful.rule(number=numbers)
     def delete_snapshot(self, number):
         self.site.delete_snapshot(self.one(number, has_snapshots))
+
+    @among(has_good_snapshots)
+    @stateful.precondition(lambda self: len(self.site.instances) < 4)
+    @stateful.rule(number=numbers, host=hosts)
+    def create_from_snapshot(self, number, host):
+        self.site.create_from_snapshot(self.one(number, has_good_snapshots),
+                                       host)
+
+    @among(is_whole)
+    @stateful.precondition(lambda self: len(self.site.instances) < 4)
+    @stateful.rule(number=numbers)
+    def clone(self, number):
+        self.site.clone(self.one(number, is_whole))
 
     @among(may_delete)
     @stateful.rule(number=numbers)

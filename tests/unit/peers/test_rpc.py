@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import dataclasses
 from unittest import mock
 
 import ddt
 import oslo_messaging as messaging
 from oslo_messaging.rpc import dispatcher
 
+from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.moves import answers
 from cinder_localstor.peers import rpc
@@ -39,6 +41,10 @@ class Answers:
     def remaining(self, _ctxt, names):
         self._note('remaining', names)
         return names[:1]
+
+    def offer(self, _ctxt, move_id, name, initiator):
+        self._note('offer', move_id, name, initiator)
+        return {'content': 7}
 
     def delete_snapshot(self, _ctxt, volume_id, snapshot_id):
         self._note('delete_snapshot', volume_id, snapshot_id)
@@ -82,6 +88,19 @@ class CallTest(RpcTestCase):
     def test_remaining(self):
         self.assertEqual({'x'}, self.api.remaining(base.B, {'y', 'x'}))
         self.assertEqual([('remaining', ['x', 'y'])], self.answers.asked)
+
+    def test_offer(self):
+        self.assertEqual({'content': 7}, self.api.offer(
+            base.B, 'v', 'm', 'snapshot', 'iqn.a'))
+        self.assertEqual([('offer', 'm', 'snapshot', 'iqn.a')],
+                         self.answers.asked)
+
+    def test_run_carries_a_copy(self):
+        copied = dataclasses.replace(test_transfer.TRANSFER, is_copy=True,
+                                     origin='volume-v')
+        self.api.run(base.B, copied, ['export_source'])
+        (_run, sent, _steps), = self.answers.asked
+        self.assertEqual(copied, transfer.Transfer.from_dict(sent))
 
     def test_delete_snapshot(self):
         self.api.delete_snapshot(base.B, 'v', 's')
@@ -170,6 +189,19 @@ class OlderPeerTest(CallTest):
         self.assertEqual(set(), self.api.remaining(base.B, {'x'}))
         self.assertEqual([], self.answers.asked)
 
+    def test_offer(self):
+        self.refuses(lambda: self.api.offer(base.B, 'v', 'm', 's', 'iqn.a'))
+
+    def test_run_carries_a_copy(self):
+        # It knows no field of one.
+        copied = dataclasses.replace(test_transfer.TRANSFER, is_copy=True)
+        self.refuses(lambda: self.api.run(base.B, copied, ['export_source']))
+
+    def refuses(self, ask):
+        error = self.assertRaises(exception.PeerFailed, ask)
+        self.assertEqual(rpc.UNSUPPORTED, error.kind)
+        self.assertEqual([], self.answers.asked)
+
     def test_delete_snapshot(self):
         # It has none.
         error = self.assertRaises(exception.PeerFailed,
@@ -189,7 +221,7 @@ class OlderCallerTest(CallTest):
 class ExposedTest(RpcTestCase):
 
     METHODS = {'identify', 'examine', 'run', 'is_source_used', 'remaining',
-               'delete_snapshot', 'drive'}
+               'delete_snapshot', 'offer', 'drive'}
 
     def test_these_methods_and_no_others(self):
         self.assertEqual(self.METHODS, {

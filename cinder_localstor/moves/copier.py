@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New volumes from what there is already, as Cinder's users ask for them.
+
+Thin volumes of one node share their blocks, so there is nothing to copy.  Any
+other begins a *copy*: the new volume is usable at once and arrives from a
+snapshot, on this node or on another, as a volume that moves does.  To clone a
+volume such a snapshot is taken for the copy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+from typing import Any
+
+from cinder import context
+from cinder import objects
+from oslo_utils import excutils
+from oslo_utils import units
+
+from cinder_localstor.datapath import copies
+from cinder_localstor.datapath import destination
+from cinder_localstor.datapath import handles
+from cinder_localstor.datapath import source
+from cinder_localstor.datapath import transfer
+from cinder_localstor import exception
+from cinder_localstor.moves import executor
+from cinder_localstor.moves import gate
+from cinder_localstor.moves import scheduler
+from cinder_localstor.moves import table
+from cinder_localstor.node import interface
+from cinder_localstor.peers import rpc
+from cinder_localstor import rows
+
+# Before the id of a copy: the snapshot that is there for it alone.  LVM keeps
+# names that begin with 'snapshot' for itself.
+TAKEN = 'localstor-clone-'
+
+
+class Copier:
+    """Makes new volumes of one backend from snapshots and volumes."""
+
+    def __init__(self, host: str, node: interface.Node,
+                 on_source: source.Source,
+                 on_destination: destination.Destination,
+                 node_handles: handles.Handles, steps: executor.StepRunner,
+                 interactive: executor.Executor,
+                 periodic: scheduler.Scheduler, peers: rpc.PeerAPI,
+                 volume_gate: gate.Gate, configuration: Any) -> None:
+        """:param host: ``host@backend`` of this node
+        :param interactive: drives copies that a user waits for
+        """
+        self.host = host
+        self._node = node
+        self._source = on_source
+        self._destination = on_destination
+        self._handles = node_handles
+        self._steps = steps
+        self._executor = interactive
+        self._scheduler = periodic
+        self._peers = peers
+        self._gate = volume_gate
+        self._configuration = configuration
+
+    def from_snapshot(self, ctxt: context.RequestContext,
+                      volume: objects.Volume, snapshot: objects.Snapshot
+                      ) -> dict[str, str]:
+        """Make a volume of what a snapshot holds, wherever that lies.
+
+        :returns: the fields of its row that say which copy it is
+        :raises SnapshotLost: there is no such snapshot
+        :raises PeerDown: its node is down
+        :raises NotEnoughSpace: the volume group or the pool is too full
+        """
+        found = rows.find_snapshot(ctxt, snapshot.id)
+        if found is None:
+            raise exception.SnapshotLost(snapshot_id=snapshot.id)
+        if found.host == self.host and self._node.volumes.thin:
+            return self._share(volume, found.name)
+        move_id = rows.new_move_id(volume.id)
+        with self._looked_after(move_id):
+            move = self._record(ctxt, volume, move_id, found)
+            with self._undone_by_failure(ctxt, move):
+                return self._create(ctxt, move)
+
+    def from_volume(self, ctxt: context.RequestContext,
+                    volume: objects.Volume, cloned: objects.Volume
+                    ) -> dict[str, str]:
+        """Make a volume of what another one of this node holds at this
+        moment, though it may be written.
+
+        :returns: as :meth:`from_snapshot`
+        :raises VolumeIsMoving: some of it is still elsewhere
+        :raises NotEnoughSpace: the volume group or the pool is too full
+        """
+        if self._node.volumes.thin:
+            with self._gate.enter(ctxt, cloned.id,
+                                  gate.Operation.CLONE) as present:
+                return self._share(volume, present.name)
+        move_id = rows.new_move_id(volume.id)
+        with self._looked_after(move_id):
+            with self._gate.enter(ctxt, cloned.id,
+                                  gate.Operation.CLONE) as present:
+                move = self._record(ctxt, volume, move_id, copies.Copy(
+                    host=self.host, name=TAKEN + move_id,
+                    volume_id=present.id, generation=0,
+                    size=present.size * units.Gi, depends_on=copies.Origin(
+                        self.host, present.name)), present.name)
+                with self._undone_by_failure(ctxt, move):
+                    self._steps.run(ctxt, move.transfer,
+                                    [table.TAKE_SNAPSHOT.name])
+            with self._undone_by_failure(ctxt, move):
+                return self._create(ctxt, move)
+
+    def _share(self, volume: objects.Volume, name: str) -> dict[str, str]:
+        """Let a thin volume begin with the blocks of another one.
+
+        :raises NotEnoughSpace: the pool takes nothing more
+        """
+        self._destination.space.check(volume.name, 0)
+        self._handles.create(copies.Copy(
+            host=self.host, name=volume.name, volume_id=volume.id,
+            generation=rows.FIRST_GENERATION, size=volume.size * units.Gi),
+            content_of=name)
+        return {}
+
+    @contextlib.contextmanager
+    def _looked_after(self, move_id: str) -> Iterator[None]:
+        """Leave a copy to its beginner, and to the scheduler from then on."""
+        try:
+            with self._scheduler.beginning(move_id):
+                yield
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                # Nobody waits for what has to be taken away again.
+                self._scheduler.look_after(move_id)
+        self._scheduler.look_after(move_id)
+
+    @contextlib.contextmanager
+    def _undone_by_failure(self, ctxt: context.RequestContext,
+                           move: rows.Move) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                self._executor.undo(ctxt, move)
+
+    def _record(self, ctxt: context.RequestContext, volume: objects.Volume,
+                move_id: str, snapshot: copies.Copy, taken_of: str = ''
+                ) -> rows.Move:
+        """Make the row of a copy.
+
+        :param snapshot: that it is made from
+        :param taken_of: the volume's copy that it is yet to be taken of
+        """
+        described = (move_id, taken_of or snapshot.name,
+                     self._node.initiator.name())
+        offer = (self._source.offer(*described)
+                 if snapshot.host == self.host
+                 else self._peers.offer(snapshot.host, volume.id, *described))
+        export = interface.Export(**offer['export'])
+        answer = self._destination.examine(offer['block_size'], export.portal,
+                                           self.host)
+        size, larger = snapshot.size, volume.size * units.Gi
+        return rows.begin(ctxt, volume, transfer.Transfer(
+            move_id=move_id, volume_id=volume.id,
+            generation=rows.FIRST_GENERATION, source_host=snapshot.host,
+            destination_host=self.host, source_name=snapshot.name,
+            destination_name=rows.future_copy_name(move_id), size=size,
+            block_size=offer['block_size'], engine=answer['engine'],
+            export=dataclasses.replace(export, address=answer['address']),
+            content=offer['content'], is_copy=True, taken_of=taken_of,
+            origin=snapshot.depends_on.name if snapshot.depends_on else '',
+            larger=larger if larger > size else 0,
+            **destination.choose_regions(size, self._configuration)),
+            table.State.CREATING.value, objects.Service.get_by_args(
+                ctxt, self.host, 'cinder-volume'))
+
+    def _create(self, ctxt: context.RequestContext, move: rows.Move
+                ) -> dict[str, str]:
+        """Take a new copy to where its volume can be used.
+
+        :returns: the fields of the volume's row that name it
+        """
+        self._executor.drive(ctxt, move.move_id, [table.State.CREATING])
+        return {'_name_id': move.move_id}

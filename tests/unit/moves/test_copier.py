@@ -1,0 +1,491 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import contextlib
+from unittest import mock
+
+from cinder import exception as cinder_exception
+from cinder import objects
+from cinder.tests.unit import utils as cinder_test_utils
+import ddt
+from oslo_utils import units
+import tenacity
+
+from cinder_localstor.datapath import copies
+from cinder_localstor.datapath import wipes
+from cinder_localstor import exception
+from cinder_localstor.moves import exports
+from cinder_localstor.moves import facts
+from cinder_localstor.moves import table
+from cinder_localstor.node import simulated
+from cinder_localstor import rows
+from tests.unit import base
+from tests.unit.moves import test_keeper
+
+
+class CopierTestCase(test_keeper.KeeperTestCase):
+    """Volumes that are made of others, as Cinder's manager has them made."""
+
+    def new_row(self, host, size=1):
+        """What the scheduler leaves to a node."""
+        return cinder_test_utils.create_volume(
+            self.ctxt, host=host + '#local', size=size, status='creating')
+
+    def make(self, host, of, size=1):
+        """A new volume on a node, of a snapshot or a volume."""
+        volume = self.new_row(host, size)
+        copier = self.cloud.running[host].copier
+        snapshot = isinstance(of, objects.Snapshot)
+        volume.status = 'error'
+        try:
+            volume.update((copier.from_snapshot if snapshot
+                           else copier.from_volume)(self.ctxt, volume, of))
+            volume.status = 'available'
+            self.cloud.content[volume.id] = {
+                **dict.fromkeys(range(16 * size), ''),
+                **self.cloud.content[of.id]}
+        except simulated.Crash as crash:
+            self.cloud.lose(crash.host)
+        except cinder_exception.CinderException as error:
+            self.error = error
+        volume.save()
+        return volume
+
+    def arrives(self, volume):
+        """States of what a volume arrives by."""
+        return [move.state for move in rows.for_volume(self.ctxt, volume.id)]
+
+    def assert_made(self, *volumes):
+        """All of it is there, now and when it has arrived, and no more."""
+        for _time in range(2):
+            for volume in volumes:
+                self.assert_content(volume)
+            self.cloud.settle()
+        self.assertEqual([], self.cloud.leftovers([self.volume, *volumes]))
+
+    def assert_content(self, volume):
+        there = self.cloud.read(volume)
+        self.assertEqual(
+            {number: content for number, content
+             in self.cloud.content[volume.id].items() if content},
+            {number: content for number, content in there.items()
+             if content and content != simulated.OLD_CONTENT})
+
+    def delete_volume(self, volume):
+        """As the driver does it; whether it is gone."""
+        volume = self.cloud.refresh(volume)
+        mover = self.cloud.movers[self.cloud.host_of(volume)]
+        if mover.discard(self.ctxt, volume.id):
+            mover._handles.delete(self.cloud.refresh(volume).name)
+        volume.destroy()
+
+
+@ddt.ddt
+class FromSnapshotTest(CopierTestCase):
+
+    @ddt.data(base.A, base.B)
+    def test_it_can_be_used_at_once_on_any_node(self, host):
+        snapshot = self.take()
+        self.cloud.write(self.volume, 3, 'after the snapshot')
+        volume = self.make(host, snapshot)
+        self.assert_content(volume)
+        self.assertEqual(
+            [] if self.thin and host == base.A else [table.State.MIGRATING],
+            self.arrives(volume))
+        self.cloud.write(volume, 5, 'in the new volume')
+        self.assert_made(volume)
+        self.assert_as_then(snapshot)
+        self.assert_reads(self.volume)
+
+    @ddt.data(base.A, base.B)
+    def test_a_larger_one_has_old_content_nowhere(self, host):
+        volume = self.make(host, self.take(), size=2)
+        self.assertEqual(2 * units.Gi, self.cloud.nodes[host].volumes.disks[
+            self.cloud.row(volume).name].size)
+        self.cloud.write(volume, 20, 'behind the end of the snapshot')
+        self.assert_made(volume)
+
+    def test_what_stays_on_its_node_is_never_exported(self):
+        for move in [move for host in (base.A, base.B)
+                     for move in rows.for_volume(self.ctxt, self.make(
+                         host, self.take()).id)]:
+            described = move.transfer
+            self.assertEqual(
+                described.destination_host == base.B,
+                exports.Exports(base.A, None, None).serves_from_here(move))
+
+    def test_several_at_once_read_the_same_snapshot(self):
+        snapshot = self.take()
+        self.assert_made(*[self.make(host, snapshot) for host in
+                           (base.A, base.B, base.A, base.B)])
+        self.assert_as_then(snapshot)
+
+    @ddt.data(base.A, base.B)
+    def test_snapshot_that_is_deleted_meanwhile_goes_at_the_end(self, host):
+        snapshot = self.take()
+        volumes = [self.make(host, snapshot) for _number in range(2)]
+        self.assertTrue(self.delete(snapshot))
+        self.assert_made(*volumes)
+
+    def test_source_stays_as_long_as_another_copy_reads_it(self):
+        snapshot = self.take()
+        volumes = [self.make(base.B, snapshot) for _number in range(2)]
+        self.assertTrue(self.delete(snapshot))
+        first, second = [move for volume in volumes
+                         for move in rows.for_volume(self.ctxt, volume.id)]
+        self.assertTrue(self.source_stays(first))
+        second = rows.change_state(self.ctxt, second,
+                                   table.State.COMPLETING.value)
+        self.assertTrue(self.source_stays(first))
+        rows.record_done(self.ctxt, second, ('unexport_source',))
+        self.assertFalse(self.source_stays(first))
+
+    @ddt.data(base.A, base.B)
+    def test_report_knows_all_that_belongs_to_it(self, host):
+        snapshot = self.take()
+        self.make(host, snapshot)
+        for deleted in (False, True):
+            for each in (base.A, base.B):
+                self.assertEqual(set(), self.cloud.report(each).found())
+            if not deleted:
+                self.assertTrue(self.delete(snapshot))
+        if self.thin and host == base.A:
+            return
+        backend, = self.cloud.report(base.A).backends
+        self.assertIn((rows.snapshot_copy_name(snapshot.id),
+                       copies.Role.READ),
+                      [(entry.name, entry.role) for entry in backend.copies])
+
+    def source_stays(self, move):
+        look = self.cloud.running[base.B].executor.look(self.ctxt, [move])
+        return facts.Facts(move, look).holds(table.Fact.SOURCE_STAYS)
+
+    @ddt.data(base.A, base.B)
+    def test_volume_of_the_snapshot_can_be_deleted_with_it(self, host):
+        snapshot = self.take()
+        volume = self.make(host, snapshot)
+        self.assertTrue(self.delete(snapshot))
+        self.delete_volume(self.volume)
+        self.assert_content(volume)
+        self.cloud.settle()
+        self.assert_content(volume)
+        # The scheduler looks at the wipes once a period.
+        self.cloud.watch()
+        self.assertEqual([], self.cloud.leftovers([volume]))
+
+    def test_snapshot_lies_where_the_volume_has_been(self):
+        snapshot = self.take()
+        self.cloud.move(self.volume)
+        volume = self.make(base.B, snapshot)
+        self.assert_made(volume)
+
+    @ddt.data(base.A, base.B)
+    def test_it_moves_on_while_it_arrives(self, host):
+        volume = self.make(host, self.take())
+        for there in (base.C, base.A, base.B):
+            if self.cloud.host_of(volume) != there:
+                self.cloud.move(volume, to=there)
+                self.cloud.write(volume, 7, 'on ' + there)
+        self.assert_made(volume)
+
+    @ddt.data(base.A, base.B)
+    def test_it_is_deleted_while_it_arrives(self, host):
+        snapshot = self.take()
+        volume = self.make(host, snapshot)
+        self.cloud.write(volume, 5, 'by a guest, and to be wiped')
+        self.delete_volume(volume)
+        self.cloud.settle()
+        self.assertEqual([], self.cloud.leftovers([self.volume]))
+        self.assert_as_then(snapshot)
+
+    @ddt.data(base.A, base.B)
+    def test_restart_of_a_node_while_it_arrives(self, host):
+        snapshot = self.take()
+        volume = self.make(base.B, snapshot)
+        self.cloud.write(volume, 5, 'in the new volume')
+        self.restart(host)
+        self.cloud.watch()
+        self.assert_made(volume)
+        self.assert_as_then(snapshot)
+
+    def test_service_that_dies_in_mid_creation_leaves_nothing(self):
+        snapshot = self.take()
+        faults = self.cloud.nodes[base.B].faults
+        faults.plan = simulated.Call('SimulatedDeviceMapper.create', 2,
+                                     simulated.Fault.CRASH)
+        volume = self.make(base.B, snapshot)
+        self.assertEqual([table.State.CREATING], self.arrives(volume))
+        self.cloud.settle()
+        self.assertEqual([], self.arrives(volume))
+        self.assertEqual([], self.cloud.leftovers([self.volume]))
+
+    @ddt.data(base.A, base.B)
+    def test_it_arrives_before_the_row_of_a_deleted_snapshot_is_gone(self,
+                                                                     host):
+        snapshot = self.take()
+        volume = self.make(host, snapshot)
+        self.change(snapshot, 'deleting')
+        self.keeper(self.volume).delete(self.ctxt, snapshot)
+        self.cloud.settle()
+        snapshot.destroy()
+        self.assert_made(volume)
+
+    def test_failure_is_recorded_before_it_is_told(self):
+        snapshot = self.take()
+        self.cloud.nodes[base.B].volumes.total = units.Mi
+        with mock.patch.object(self.cloud.running[base.B].scheduler,
+                               'look_after'):
+            volume = self.make(base.B, snapshot)
+        self.assertEqual([table.State.UNDOING], self.arrives(volume))
+
+    def test_without_space_there_is_none(self):
+        snapshot = self.take()
+        self.cloud.nodes[base.B].volumes.total = units.Mi
+        volume = self.make(base.B, snapshot)
+        self.assertIsInstance(self.error, exception.NotEnoughSpace)
+        self.cloud.settle()
+        self.assertEqual([], self.arrives(volume))
+        self.assertEqual([], self.cloud.leftovers([self.volume]))
+
+    def test_node_of_the_snapshot_is_down(self):
+        snapshot = self.take()
+        self.cloud.down.add(base.A)
+        self.make(base.B, snapshot)
+        self.assertIsInstance(self.error, exception.PeerDown)
+
+    def test_snapshot_that_was_never_taken(self):
+        self.make(base.A, self.cloud.snapshot_row(self.volume))
+        self.assertIsInstance(self.error, exception.SnapshotLost)
+
+    def test_snapshot_that_has_lost_what_it_had(self):
+        snapshot = self.take()
+        name = rows.snapshot_copy_name(snapshot.id)
+        self.cloud.nodes[base.A].volumes.disks[name].is_valid = False
+        for host in (base.A, base.B):
+            volume = self.make(host, snapshot)
+            self.assertIn('is invalid', str(self.error))
+            self.assertEqual([], self.arrives(volume))
+
+
+@ddt.ddt
+class CloneTest(CopierTestCase):
+
+    def test_it_holds_what_its_volume_held_at_that_moment(self):
+        volume = self.make(base.A, self.volume)
+        self.cloud.write(self.volume, 3, 'after the clone')
+        self.cloud.write(volume, 4, 'in the clone')
+        self.assert_made(volume)
+        self.assert_reads(self.volume)
+
+    def test_its_volume_moves_on(self):
+        volume = self.make(base.A, self.volume)
+        self.cloud.move(self.volume)
+        self.assert_made(volume)
+        self.assert_reads(self.volume)
+
+    def test_its_volume_is_deleted(self):
+        volume = self.make(base.A, self.volume)
+        self.delete_volume(self.volume)
+        self.assert_content(volume)
+        if not self.thin:
+            self.assert_not_wiped(self.volume)
+        self.cloud.settle()
+        self.assert_content(volume)
+        self.cloud.watch()
+        self.assertEqual([], self.cloud.leftovers([volume]))
+
+    def assert_not_wiped(self, volume):
+        """The logical volume of a deleted volume has what is read of it."""
+        self.cloud.watch()
+        disk, = [disk for name, disk
+                 in self.cloud.nodes[base.A].volumes.disks.items()
+                 if wipes.former_name(name) == volume.name]
+        self.assertLessEqual(self.cloud.content[volume.id].items(),
+                             disk.regions.items())
+
+    def test_clones_of_clones(self):
+        first = self.make(base.A, self.volume)
+        self.cloud.settle()
+        second = self.make(base.A, first)
+        self.delete_volume(first)
+        self.assert_made(second)
+
+    def test_its_volume_grows_when_all_has_arrived(self):
+        if self.thin:
+            self.skipTest('thin ones share, and grow at any time')
+        volume = self.make(base.A, self.volume)
+        mover = self.cloud.movers[base.A]
+        error = self.assertRaises(exception.OriginIsRead, mover.extend,
+                                  self.ctxt, self.volume, 2 * units.Gi)
+        self.assertIn(self.volume.name, str(error))
+        self.assert_made(volume)
+        mover.extend(self.ctxt, self.volume, 2 * units.Gi)
+
+    def test_volume_that_is_copied_keeps_its_old_copy_for_so_long(self):
+        self.cloud.nodes[base.A].device_mapper.hydrate = lambda most: None
+        volume = self.make(base.A, self.volume)
+        self.cloud.move(self.volume)
+        for _time in range(4):
+            self.cloud.hydrate()
+            self.cloud.watch()
+        self.assertEqual([] if self.thin else [table.State.KEEPING],
+                         self.arrives(self.volume))
+        self.assert_content(volume)
+        self.assert_reads(self.volume)
+        del self.cloud.nodes[base.A].device_mapper.hydrate
+        self.assert_made(volume)
+
+    def test_what_still_arrives_is_not_cloned(self):
+        self.cloud.move(self.volume)
+        self.patch('tenacity.stop_after_delay',
+                   return_value=tenacity.stop_after_attempt(1))
+        volume = self.make(base.B, self.volume)
+        self.assertIsInstance(self.error, exception.VolumeIsMoving)
+        self.assertIn('clone it', str(self.error))
+        self.assertEqual([], self.arrives(volume))
+
+    def test_volume_that_has_left(self):
+        volume = self.cloud.refresh(self.volume)
+        self.cloud.move(self.volume)
+        self.cloud.settle()
+        self.make(base.A, volume)
+        self.assertIsInstance(self.error, exception.VolumeElsewhere)
+
+
+class ThinFromSnapshotTest(FromSnapshotTest):
+
+    thin = True
+
+    def test_without_space_there_is_none(self):
+        self.skipTest('a pool is too full: see test_destination')
+
+    def test_failure_is_recorded_before_it_is_told(self):
+        self.skipTest('a pool is too full: see test_destination')
+
+    def test_snapshot_that_has_lost_what_it_had(self):
+        self.skipTest('no thin one is ever full')
+
+
+class HydratorFromSnapshotTest(FromSnapshotTest):
+
+    data_path = 'hydrator'
+
+
+class ThinCloneTest(CloneTest):
+
+    thin = True
+
+    def test_full_pool_takes_no_more(self):
+        self.cloud.nodes[base.A].volumes.pool_metadata = 1.0
+        volume = self.make(base.A, self.volume)
+        self.assertIsInstance(self.error, exception.NotEnoughSpace)
+        self.assertIn(volume.name, str(self.error))
+        self.assertEqual([], self.cloud.leftovers([self.volume]))
+
+
+class FaultTestCase(CopierTestCase):
+    """Each call in which a copy has a part goes wrong once, in each way."""
+
+    host = base.B
+
+    def setUp(self):
+        super().setUp()
+        self.of = self.prepare()
+        # Calls by the part of the history that they are made in
+        self.seen = {}
+
+    def prepare(self):
+        return self.take()
+
+    def run_once(self, plan=None, power=False):
+        """Whatever goes wrong, there is a whole volume or none.
+
+        :param plan: part of the history, host and call
+        """
+        with self.part('make', plan):
+            volume = self.make(self.host, self.of)
+        self.settle_if(plan, 'make', power)
+        with self.part('arrive', plan):
+            for _time in range(4):
+                self.cloud.watch()
+                self.cloud.hydrate()
+        self.settle_if(plan, 'arrive', power)
+        self.cloud.settle(power=power)
+        volumes = [self.volume]
+        if volume.status == 'available':
+            self.assert_content(volume)
+            volumes.append(volume)
+        else:
+            self.delete_volume(volume)
+            self.cloud.settle()
+        self.cloud.watch()
+        self.assertEqual([], self.cloud.leftovers(volumes))
+        self.assert_reads(self.volume)
+        if volume.status == 'available':
+            self.delete_volume(volume)
+            self.cloud.watch()
+        return volume.status
+
+    def settle_if(self, plan, part, power):
+        if plan and plan[0] == part:
+            self.cloud.settle(power=power)
+
+    @contextlib.contextmanager
+    def part(self, name, plan):
+        for node in self.cloud.nodes.values():
+            node.faults.forget()
+        if plan and plan[0] == name:
+            self.cloud.nodes[plan[1]].faults.plan = plan[2]
+        yield
+        if not plan:
+            self.seen[name] = [(host, *call) for host, node
+                               in self.cloud.nodes.items()
+                               for call in node.faults.seen]
+        for node in self.cloud.nodes.values():
+            node.faults.forget()
+
+    def try_every_call(self, fault, power=False):
+        self.assertEqual('available', self.run_once())
+        calls = [(part, *call) for part, seen in self.seen.items()
+                 for call in seen]
+        self.assertGreater(len(calls), 20)
+        for part, host, name, nth in calls:
+            try:
+                self.run_once((part, host, simulated.Call(name, nth, fault)),
+                              power)
+            except Exception as error:
+                raise AssertionError('%s of %s #%d on %s in %s: %s' % (
+                    fault.name, name, nth, host, part, error)) from error
+
+
+@ddt.ddt
+class FaultTest(FaultTestCase):
+
+    @ddt.data(*simulated.Fault)
+    def test_volume_is_whole_or_not_there(self, fault):
+        self.try_every_call(fault)
+
+
+@ddt.ddt
+class PowerCutTest(FaultTestCase):
+
+    @ddt.data(simulated.Fault.CRASH, simulated.Fault.CRASH_AFTER)
+    def test_power_cut_at_every_call(self, fault):
+        self.try_every_call(fault, power=True)
+
+
+class ThinPowerCutTest(PowerCutTest):
+
+    thin = True
+
+
+@ddt.ddt
+class ClonePowerCutTest(PowerCutTest):
+
+    host = base.A
+
+    def prepare(self):
+        return self.volume
+
+    @ddt.data(simulated.Fault.ERROR_AFTER, simulated.Fault.CRASH)
+    def test_volume_is_whole_or_not_there(self, fault):
+        self.try_every_call(fault)
