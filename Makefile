@@ -13,7 +13,7 @@ SHORT := [.]ChainTest.test_on_to|test_chaos|test_h1_|test_h4|test_h8
 SHORT := $(SHORT)|test_h25_of_two|LiveMigrationTest.test_lost|[.]RunningGuestTest
 SHORT := $(SHORT)|there_and_back|restart_of_both|ThinLioSourcePowerCut|dies_with
 SHORT := $(SHORT)|test_boot|space_for_the_map|nobody_else|secret_is_in
-SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs
+SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs|test_clone_of
 
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
         lab-programs soak qemu-test bench lab-kernel nova lab-up lab-down clean

@@ -64,12 +64,15 @@ class User:
         return created
 
     def request_volume(self, name: str, size: int, volume_type: str,
-                       node: str | None = None, image: str | None = None
-                       ) -> str:
-        """Ask for a volume of `size` GiB and don't wait; its id."""
+                       node: str | None = None, image: str | None = None,
+                       **source: str) -> str:
+        """Ask for a volume of `size` GiB and don't wait; its id.
+
+        :param source: ``snapshot_id`` or ``source_volid``
+        """
         request: dict[str, Any] = {'volume': {
             'size': size, 'volume_type': volume_type, 'name': name,
-            'imageRef': image}}
+            'imageRef': image, **source}}
         if node:
             request['OS-SCH-HNT:scheduler_hints'] = {'query': json.dumps(
                 ['=', '$host', configuration.pool(node, volume_type)])}
