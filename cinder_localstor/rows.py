@@ -209,13 +209,18 @@ def snapshots_on(ctxt: context.RequestContext, host: str
             for snapshot_id, volume_id, size, status, origin in query]
 
 
-def origins(ctxt: context.RequestContext, host: str) -> set[str]:
+def origins(ctxt: context.RequestContext, host: str,
+            moves: Iterable[Move] | None = None) -> set[str]:
     """Names of the copies on a backend that snapshots depend on, those that
     only copies read among them.
+
+    :param moves: that the backend has a part in, if they are known
     """
+    if moves is None:
+        moves = for_host(ctxt, host)
     return {snapshot.depends_on.name for snapshot in snapshots_on(ctxt, host)
             if snapshot.depends_on} | {
-        move.transfer.origin for move in for_host(ctxt, host)
+        move.transfer.origin for move in moves
         if move.transfer.origin and move.transfer.source_host == host}
 
 

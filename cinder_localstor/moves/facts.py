@@ -151,8 +151,10 @@ class Look:
     def is_kept(self, move: rows.Move) -> bool:
         """Whether thick snapshots lie on a move's source copy."""
         host = move.transfer.source_host
+        known = self._whole and host == self.tools.host
         return move.transfer.source_name in self._once(
-            ('origins', host), lambda: rows.origins(self._ctxt, host))
+            ('origins', host), lambda: rows.origins(
+                self._ctxt, host, self._moves if known else None))
 
     def is_snapshot_wanted(self, move: rows.Move) -> bool:
         """Whether anybody needs a copy's source beside it.
@@ -271,7 +273,9 @@ class Facts:
             case table.Fact.UNEXPORTED:
                 return table.has_unexported(move)
             case table.Fact.KEPT:
-                return look.is_kept(move)
+                # What was given up is kept for nobody.
+                return (not table.DELETE_SOURCE.is_done(move)
+                        and look.is_kept(move))
             case table.Fact.SOURCE_FREE:
                 return (not self.holds(table.Fact.SOURCE_STAYS)
                         and not look.is_kept(move)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import contextlib
+from unittest import mock
 
 from cinder import exception as cinder_exception
 import ddt
@@ -100,6 +101,12 @@ class KeptTest(KeeperTestCase):
         self.assertEqual([], [node.faults.seen for node
                               in self.cloud.nodes.values()
                               if node.faults.seen])
+
+    def test_no_index_is_missed_for_it_in_a_period(self):
+        self.cloud.watch()
+        with mock.patch.object(rows, 'for_host') as search:
+            self.cloud.watch()
+        search.assert_not_called()
 
     def test_node_that_the_volume_went_to_is_not_needed_for_its_end(self):
         self.cloud.move(self.volume, to=base.C)
