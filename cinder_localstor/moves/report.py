@@ -323,8 +323,9 @@ class _Judge:
         elif not self._group.is_active(copy.name):
             yield _inactive('%s/%s' % (self._group.name, copy.name))
         origin = copy.depends_on
-        if (volume is not None and origin is not None
-                and volume.origin != origin.name):
+        # One that was given up waits, under another name, for what reads it.
+        if (volume is not None and origin is not None and origin.name != (
+                wipes.former_name(volume.origin) or volume.origin)):
             yield ('logical volume %s/%s is no snapshot of %s: a deletion '
                    'has begun, and what it had is lost. Delete it'
                    % (self._group.name, copy.name, origin.name))
