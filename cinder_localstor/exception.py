@@ -129,13 +129,19 @@ class SnapshotIsRead(LocalStorException):
 
 class SnapshotInvalid(LocalStorException):
     message = _("Snapshot '%(group)s/%(name)s' is invalid: its space was full "
-                "or could not be written (look with 'dmesg'). What it had is "
-                "lost, so nothing can be made from it. Delete it.")
+                "or could not be written (look with 'dmesg'), or it was being "
+                "deleted. What it had is lost, so nothing can be made from "
+                "it. Delete it.")
 
 
 class SnapshotLost(LocalStorException):
     message = _("There is nothing of snapshot %(snapshot_id)s on any node: "
                 "it was never taken, or is being deleted. Delete it.")
+
+
+class VolumeHasGrown(exception.InvalidVolume):
+    message = _("Volume %(volume_id)s has grown to %(size)d GiB since a clone "
+                "of it of %(asked)d GiB was asked for. Clone it again.")
 
 
 class SnapshotUncertain(LocalStorException):

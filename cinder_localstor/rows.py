@@ -477,8 +477,13 @@ def change_state(ctxt: context.RequestContext, move: Move, state: str,
         if swap:
             _swap(session, move)
         if begins:
-            session.query(models.Volume).filter_by(id=move.volume_id).update(
+            named = session.query(models.Volume).filter_by(
+                id=move.volume_id, deleted=False).update(
                 {'_name_id': move.move_id}, synchronize_session=False)
+            if not named:
+                # It was deleted while it was made.
+                raise exception.MoveChanged(move_id=move.move_id,
+                                            state=move.state)
         if swap or begins:
             _put(session, move.move_id, SHOWN, 'yes')
     return dataclasses.replace(move, state=state, since=now, done=(),

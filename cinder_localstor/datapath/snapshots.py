@@ -75,13 +75,21 @@ class Snapshots:
                 host='this node') from None
 
     def check(self, name: str) -> None:
-        """
+        """Whether a snapshot holds what it should.
+
         :raises LogicalVolumeMissing: there is no such snapshot
+        :raises LogicalVolumeInactive: it is not there for the kernel
         :raises SnapshotInvalid: it has lost what it had
         """
-        if not self._found(name).is_valid:
+        found = self._found(name)
+        # A deletion may have been broken off when it was one no more.
+        if not found.is_valid or not (self._volumes.thin or found.origin):
             raise exception.SnapshotInvalid(group=self._volumes.name,
                                             name=name)
+        if not self._volumes.is_active(name):
+            raise exception.LogicalVolumeInactive(
+                group=self._volumes.name, name=name,
+                volume_id=copies.Label(found.tags).volume_id)
 
     def _check_space(self, name: str) -> None:
         """:raises NotEnoughSpace: the thin pool takes nothing more"""

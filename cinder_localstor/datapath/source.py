@@ -33,6 +33,10 @@ class Source:
         """Where a move's source will be found; makes up its secret."""
         return self._node.target.describe(move_id, initiator, address)
 
+    def check_snapshot(self, name: str) -> None:
+        """See :meth:`cinder_localstor.datapath.snapshots.Snapshots.check`."""
+        self._snapshots.check(name)
+
     def offer(self, move_id: str, name: str, initiator: str
               ) -> dict[str, Any]:
         """What a node has to know that a snapshot is copied to.
@@ -40,10 +44,7 @@ class Source:
         :param name: of the snapshot, or of the copy that it is to be taken of
         :returns: the `export`, whose `address` is left to the one who asks;
             `block_size` in bytes; `content`, see :meth:`content`
-        :raises LogicalVolumeMissing: there is no such snapshot
-        :raises SnapshotInvalid: it has lost what it had
         """
-        self._snapshots.check(name)
         export = self.describe_export(move_id, initiator, '')
         return {'export': dataclasses.asdict(export),
                 'block_size': self._node.volumes.block_size(),

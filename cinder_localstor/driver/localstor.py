@@ -276,7 +276,11 @@ class LocalStorDriver(driver.VolumeDriver):
 
     def get_backup_device(self, ctxt: context.RequestContext,
                           backup: objects.Backup) -> tuple[Any, bool]:
-        self._gate.check(ctxt, backup.volume_id, gate.Operation.BACKUP)
+        volume = self._gate.check(ctxt, backup.volume_id,
+                                  gate.Operation.BACKUP)
+        if volume.previous_status == 'in-use' and not backup.snapshot_id:
+            # Cinder reads a clone of it.
+            self._gate.check(ctxt, volume.id, gate.Operation.CLONE)
         return super().get_backup_device(ctxt, backup)
 
     # Snapshots

@@ -16,6 +16,7 @@ from typing import Any
 
 from cinder import context
 from cinder import objects
+from oslo_log import log as logging
 from oslo_utils import excutils
 from oslo_utils import units
 
@@ -36,6 +37,10 @@ from cinder_localstor import rows
 # Before the id of a copy: the snapshot that is there for it alone.  LVM keeps
 # names that begin with 'snapshot' for itself.
 TAKEN = 'localstor-clone-'
+# States of a copy that another of the same volume takes the place of
+UNDONE_BY_ANOTHER = (table.State.CREATING, table.State.MIGRATING)
+
+LOG = logging.getLogger(__name__)
 
 
 class Copier:
@@ -74,10 +79,12 @@ class Copier:
         :raises NotEnoughSpace: the volume group or the pool is too full
         """
         found = rows.find_snapshot(ctxt, snapshot.id)
-        if found is None:
+        if found is None or found.role is not copies.Role.SNAPSHOT:
             raise exception.SnapshotLost(snapshot_id=snapshot.id)
-        if found.host == self.host and self._node.volumes.thin:
-            return self._share(volume, found.name)
+        if found.host == self.host:
+            self._source.check_snapshot(found.name)
+            if self._node.volumes.thin:
+                return self._share(volume, found.name)
         move_id = rows.new_move_id(volume.id)
         with self._looked_after(move_id):
             move = self._record(ctxt, volume, move_id, found)
@@ -92,16 +99,19 @@ class Copier:
 
         :returns: as :meth:`from_snapshot`
         :raises VolumeIsMoving: some of it is still elsewhere
+        :raises VolumeHasGrown: it is larger than the new one by now
         :raises NotEnoughSpace: the volume group or the pool is too full
         """
         if self._node.volumes.thin:
             with self._gate.enter(ctxt, cloned.id,
                                   gate.Operation.CLONE) as present:
+                self._check_size(present, volume)
                 return self._share(volume, present.name)
         move_id = rows.new_move_id(volume.id)
         with self._looked_after(move_id):
             with self._gate.enter(ctxt, cloned.id,
                                   gate.Operation.CLONE) as present:
+                self._check_size(present, volume)
                 move = self._record(ctxt, volume, move_id, copies.Copy(
                     host=self.host, name=TAKEN + move_id,
                     volume_id=present.id, generation=0,
@@ -112,6 +122,14 @@ class Copier:
                                     [table.TAKE_SNAPSHOT.name])
             with self._undone_by_failure(ctxt, move):
                 return self._create(ctxt, move)
+
+    @staticmethod
+    def _check_size(cloned: objects.Volume, volume: objects.Volume) -> None:
+        """:raises VolumeHasGrown: a clone would be larger than its row says
+        """
+        if cloned.size > volume.size:
+            raise exception.VolumeHasGrown(
+                volume_id=cloned.id, size=cloned.size, asked=volume.size)
 
     def _share(self, volume: objects.Volume, name: str) -> dict[str, str]:
         """Let a thin volume begin with the blocks of another one.
@@ -134,8 +152,16 @@ class Copier:
         except Exception:
             with excutils.save_and_reraise_exception():
                 # Nobody waits for what has to be taken away again.
-                self._scheduler.look_after(move_id)
-        self._scheduler.look_after(move_id)
+                self._look_after(move_id)
+        self._look_after(move_id)
+
+    def _look_after(self, move_id: str) -> None:
+        # At the next period that is done again, so it spoils nothing.
+        try:
+            self._scheduler.look_after(move_id)
+        except Exception as error:
+            LOG.warning('Copy %(move)s goes on later: %(error)s',
+                        {'move': move_id, 'error': error})
 
     @contextlib.contextmanager
     def _undone_by_failure(self, ctxt: context.RequestContext,
@@ -154,6 +180,7 @@ class Copier:
         :param snapshot: that it is made from
         :param taken_of: the volume's copy that it is yet to be taken of
         """
+        self._undo_former(ctxt, volume.id)
         described = (move_id, taken_of or snapshot.name,
                      self._node.initiator.name())
         offer = (self._source.offer(*described)
@@ -176,6 +203,16 @@ class Copier:
             **destination.choose_regions(size, self._configuration)),
             table.State.CREATING.value, objects.Service.get_by_args(
                 ctxt, self.host, 'cinder-volume'))
+
+    def _undo_former(self, ctxt: context.RequestContext, volume_id: str
+                     ) -> None:
+        """Undo what Cinder has given up, and has made a second time.
+
+        It may fail after the volume could be used.
+        """
+        for move in rows.for_volume(ctxt, volume_id):
+            if move.transfer.is_copy and move.state in UNDONE_BY_ANOTHER:
+                rows.change_state(ctxt, move, table.State.UNDOING.value)
 
     def _create(self, ctxt: context.RequestContext, move: rows.Move
                 ) -> dict[str, str]:

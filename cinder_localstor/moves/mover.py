@@ -92,7 +92,9 @@ class Mover:
                        'done.' % volume.id)
         answer = self._peers.examine(
             peer.host, volume.id, self._node.volumes.block_size(),
-            self._source.portal())
+            self._source.portal(), any(
+                move.transfer.is_copy
+                for move in rows.for_volume(ctxt, volume.id)))
         attachments = rows.attachments(ctxt, volume.id)
         unconnected = self._unconnected(attachments)
         noted = rows.connecting(ctxt, volume.id, unconnected)

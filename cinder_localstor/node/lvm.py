@@ -419,7 +419,8 @@ class LVMVolumeGroup(interface.VolumeGroup):
             except exception.CommandFailed as error:
                 report = self._report()
                 if name not in report or report[name]['origin'] != origin:
-                    self._complain(error, name, report[origin]['size'])
+                    if origin in report:
+                        self._complain(error, name, report[origin]['size'])
                     raise
             self._flush()
 

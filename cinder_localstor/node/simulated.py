@@ -277,6 +277,10 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
     @_fallible
     def split_snapshot(self, name: str) -> None:
         if name in self.disks:
+            if self.disks[name].origin:
+                # What is left are the chunks that its origin had changed.
+                self.disks[name].regions = {0: 'chunks of a snapshot'}
+                self.disks[name].flush()
             self.disks[name].origin = ''
             self.disks[name].tables = 0
 

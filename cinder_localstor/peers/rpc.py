@@ -32,6 +32,8 @@ from cinder_localstor import exception
 
 VERSION = '1.3'
 FIRST_VERSION = '1.0'
+# The first that knows of copies
+COPIES = '1.3'
 TOPIC = 'cinder-localstor'
 
 # Seconds that a peer may work on a request that no user waits for, as long as
@@ -193,9 +195,14 @@ class PeerAPI:
         return self._call(peer, '-', 'identify', patient=False)
 
     def examine(self, peer: str, volume_id: str, block_size: int,
-                portal: str) -> dict[str, str]:
-        """Whether a volume could move to a peer."""
+                portal: str, is_copy: bool = False) -> dict[str, str]:
+        """Whether a volume could move to a peer.
+
+        :param is_copy: whether the peer has to know of copies, as the volume
+            still arrives by one
+        """
         return self._call(peer, volume_id, 'examine', patient=False,
+                          version=COPIES if is_copy else FIRST_VERSION,
                           block_size=block_size, portal=portal)
 
     def run(self, peer: str, move: transfer.Transfer, steps: list[str],
@@ -205,7 +212,7 @@ class PeerAPI:
         :param patient: whether nobody waits, so that it may take long
         """
         self._call(peer, move.volume_id, 'run', patient=patient,
-                   version='1.3' if move.is_copy else FIRST_VERSION,
+                   version=COPIES if move.is_copy else FIRST_VERSION,
                    move=move.as_dict(), steps=steps)
 
     def is_source_used(self, peer: str, move: transfer.Transfer) -> bool:
@@ -229,7 +236,7 @@ class PeerAPI:
         :meth:`cinder_localstor.datapath.source.Source.offer`.
         """
         return self._call(peer, volume_id, 'offer', patient=False,
-                          version='1.3', move_id=move_id, name=name,
+                          version=COPIES, move_id=move_id, name=name,
                           initiator=initiator)
 
     def delete_snapshot(self, peer: str, volume_id: str, snapshot_id: str

@@ -167,7 +167,7 @@ class Peers:
     def identify(self, peer):
         return self._call(peer, 'identify')
 
-    def examine(self, peer, volume_id, block_size, portal):
+    def examine(self, peer, volume_id, block_size, portal, is_copy=False):
         return self._call(peer, 'examine', block_size, portal)
 
     def run(self, peer, move, steps, patient=True):

@@ -427,6 +427,22 @@ class BackupTest(ManagerTestCase):
         self.assertEqual(self.volume.id, answer['backup_device'].id)
         self.assertFalse(answer['is_snapshot'])
 
+    def test_volume_in_use_is_not_backed_up_in_mid_move(self):
+        # Cinder clones it.
+        self.cloud.attach(self.volume, B)
+        volume = self.refresh()
+        volume.previous_status = 'in-use'
+        volume.save()
+        backup = objects.Backup(self.ctxt, volume_id=volume.id,
+                                user_id='user', project_id='project',
+                                host='backup', status='creating')
+        backup.create()
+        error = self.assertRaises(
+            exception.VolumeIsMoving,
+            self.cloud.driver(self.volume).get_backup_device, self.ctxt,
+            backup)
+        self.assertIn('clone it', str(error))
+
 
 class ExtendTest(ManagerTestCase):
 

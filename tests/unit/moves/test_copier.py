@@ -11,6 +11,7 @@ from oslo_utils import units
 import tenacity
 
 from cinder_localstor.datapath import copies
+from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.moves import exports
@@ -230,6 +231,68 @@ class FromSnapshotTest(CopierTestCase):
         snapshot.destroy()
         self.assert_made(volume)
 
+    @ddt.data(base.A, base.B)
+    def test_nothing_is_made_of_what_is_being_deleted(self, host):
+        snapshot = self.take()
+        self.change(snapshot, 'deleting')
+        volume = self.make(host, snapshot)
+        self.assertIsInstance(self.error, exception.SnapshotLost)
+        if not self.thin:
+            # The service has died in the middle of it.
+            self.cloud.nodes[base.A].volumes.split_snapshot(
+                rows.snapshot_copy_name(snapshot.id))
+            self.change(snapshot, 'available')
+            volume = self.make(host, snapshot)
+            self.assertIn('is invalid', str(self.error))
+        self.assertEqual([], self.arrives(volume))
+
+    def test_volume_that_is_deleted_while_it_is_made_leaves_nothing(self):
+        snapshot = self.take()
+        volume = self.new_row(base.B)
+        build = handles.Handles.create_on_engine
+
+        def build_late(*arguments):
+            build(*arguments)
+            volume.destroy()
+
+        with mock.patch.object(handles.Handles, 'create_on_engine',
+                               build_late):
+            self.assertRaises(
+                exception.MoveChanged,
+                self.cloud.running[base.B].copier.from_snapshot, self.ctxt,
+                volume, snapshot)
+        self.cloud.settle()
+        self.assertEqual([], self.cloud.leftovers([self.volume]))
+        self.assert_as_then(snapshot)
+
+    @ddt.data(base.A, base.B)
+    def test_volume_that_is_made_twice_is_there_once(self, host):
+        snapshot = self.take()
+        volume = self.make(host, snapshot)
+        volume.update(self.cloud.running[host].copier.from_snapshot(
+            self.ctxt, volume, snapshot))
+        volume.save()
+        self.assert_made(volume)
+
+    def test_copy_that_is_not_looked_after_at_once_is_made(self):
+        snapshot = self.take()
+        with mock.patch.object(
+                self.cloud.running[base.B].scheduler, 'look_after',
+                side_effect=exception.LocalStorException(reason='later')):
+            volume = self.make(base.B, snapshot)
+        self.assertEqual('available', volume.status)
+        self.assert_made(volume)
+
+    def test_peer_is_asked_whether_it_knows_of_copies(self):
+        volume = self.make(base.B, self.take())
+        with mock.patch.object(base.Peers, 'examine',
+                               side_effect=exception.PeerFailed(
+                                   peer=base.C, volume_id=volume.id,
+                                   step='examine', reason='too old')) as ask:
+            self.assertRaises(exception.PeerFailed, self.cloud.move, volume,
+                              base.C)
+        self.assertIs(True, ask.call_args[0][-1])
+
     def test_failure_is_recorded_before_it_is_told(self):
         snapshot = self.take()
         self.cloud.nodes[base.B].volumes.total = units.Mi
@@ -309,6 +372,15 @@ class CloneTest(CopierTestCase):
         second = self.make(base.A, first)
         self.delete_volume(first)
         self.assert_made(second)
+
+    def test_volume_that_has_grown_since_is_not_cloned(self):
+        self.cloud.movers[base.A].extend(self.ctxt, self.volume, 2 * units.Gi)
+        grown = self.cloud.refresh(self.volume)
+        grown.size = 2
+        grown.save()
+        volume = self.make(base.A, self.volume)
+        self.assertIsInstance(self.error, exception.VolumeHasGrown)
+        self.assertEqual([], self.arrives(volume))
 
     def test_its_volume_grows_when_all_has_arrived(self):
         if self.thin:

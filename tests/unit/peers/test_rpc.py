@@ -197,6 +197,9 @@ class OlderPeerTest(CallTest):
         copied = dataclasses.replace(test_transfer.TRANSFER, is_copy=True)
         self.refuses(lambda: self.api.run(base.B, copied, ['export_source']))
 
+    def test_volume_that_arrives_by_a_copy_does_not_move_there(self):
+        self.refuses(lambda: self.api.examine(base.B, 'v', 512, 'p:1', True))
+
     def refuses(self, ask):
         error = self.assertRaises(exception.PeerFailed, ask)
         self.assertEqual(rpc.UNSUPPORTED, error.kind)
