@@ -162,15 +162,14 @@ class Handles:
             handle = self._node.device_mapper.devices().get(
                 handle_name(name))
             if handle is not None:
-                self._load(self._volume(name), self._backing(name, handle))
+                self._load(self._node.volumes.find(name),
+                           self._backing(name, handle))
 
     def _check_unread(self, name: str, snapshots: list[str]) -> None:
         """:raises OriginIsRead: thick snapshots of a copy are read"""
-        under = {device for found in
-                 self._node.device_mapper.devices().values()
-                 for device in found.under}
         read = [snapshot for snapshot in snapshots
-                if self._node.volumes.mapped_name(snapshot) in under]
+                if self._node.device_mapper.above(
+                    self._node.volumes.mapped_name(snapshot))]
         if read:
             raise exception.OriginIsRead(name=name, snapshots=', '.join(read))
 
@@ -193,7 +192,7 @@ class Handles:
         stop=tenacity.stop_after_attempt(ATTEMPTS), reraise=True)
     def _bring_back(self, name: str) -> None:
         # Nobody else looks for a handle that is missing before the next start.
-        self._load(self._volume(name))
+        self._load(self._node.volumes.find(name))
 
     def _backing(self, name: str, handle: interface.Device
                  ) -> Backing | None:
@@ -213,7 +212,7 @@ class Handles:
         one is given, whatever it lay on.
         """
         with self._lock(copy):
-            self._load(self._volume(copy), backing)
+            self._load(self._node.volumes.find(copy), backing)
 
     def seal(self, copy: str, generation: int) -> None:
         """Let nobody write a copy any more.
@@ -234,7 +233,7 @@ class Handles:
         :raises LogicalVolumeMissing: there is no such copy
         """
         with self._lock(copy.name):
-            found = self._volume(copy.name).tags
+            found = self._node.volumes.find(copy.name).tags
             own = transfer.tags(volume=copy.volume_id,
                                 generation=copy.generation)
             keys = transfer.read_tags(own).keys()
@@ -247,16 +246,6 @@ class Handles:
     @staticmethod
     def _lock(copy: str) -> contextlib.AbstractContextManager:
         return lockutils.lock('localstor-handle-' + copy)
-
-    def _volume(self, name: str) -> interface.LogicalVolume:
-        try:
-            return self._node.volumes.logical_volumes()[name]
-        except KeyError as error:
-            raise self._missing(name) from error
-
-    def _missing(self, name: str) -> Exception:
-        return exception.LogicalVolumeMissing(
-            group=self._node.volumes.name, name=name, host='this node')
 
     def _load(self, volume: interface.LogicalVolume,
               backing: Backing | None = None) -> None:
@@ -357,7 +346,9 @@ class Handles:
         try:
             volume = volumes[copy.name]
         except KeyError as error:
-            raise self._missing(copy.name) from error
+            raise exception.LogicalVolumeMissing(
+                group=self._node.volumes.name, name=copy.name,
+                host='this node') from error
         self._check_generation(copy, copies.Label(volume.tags))
         if not self._node.volumes.is_active(copy.name):
             raise exception.LogicalVolumeInactive(

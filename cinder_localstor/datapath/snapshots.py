@@ -57,7 +57,7 @@ class Snapshots:
         :raises NotEnoughSpace: the volume group or the pool is too full
         :raises StillArrives: some of the content is on another node
         """
-        found = self._found(name)
+        found = self._volumes.find(name)
         if copies.Label(found.tags).move_id:
             raise exception.StillArrives(name=name,
                                          volume_id=snapshot.volume_id)
@@ -66,14 +66,6 @@ class Snapshots:
             volume=snapshot.volume_id, snapshot=snapshot.snapshot_id or None,
             generation=snapshot.generation))
 
-    def _found(self, name: str) -> interface.LogicalVolume:
-        try:
-            return self._volumes.logical_volumes()[name]
-        except KeyError:
-            raise exception.LogicalVolumeMissing(
-                group=self._volumes.name, name=name,
-                host='this node') from None
-
     def check(self, name: str) -> None:
         """Whether a snapshot holds what it should.
 
@@ -81,7 +73,7 @@ class Snapshots:
         :raises LogicalVolumeInactive: it is not there for the kernel
         :raises SnapshotInvalid: it has lost what it had
         """
-        found = self._found(name)
+        found = self._volumes.find(name)
         # A deletion may have been broken off when it was one no more.
         if not found.is_valid or not (self._volumes.thin or found.origin):
             raise exception.SnapshotInvalid(group=self._volumes.name,
@@ -128,11 +120,11 @@ class Snapshots:
         :raises SnapshotIsRead: a copy reads it
         """
         with self._lock(name):
-            under = self._volumes.mapped_name(name)
-            for device in self._device_mapper.devices().values():
-                if under in device.under:
-                    raise exception.SnapshotIsRead(name=name,
-                                                   reader=device.name)
+            above = self._device_mapper.above(
+                self._volumes.mapped_name(name))
+            if above:
+                raise exception.SnapshotIsRead(name=name,
+                                               reader=', '.join(above))
             self._volumes.split_snapshot(name)
             self._wipes.give_up(name)
 

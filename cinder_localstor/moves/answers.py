@@ -80,7 +80,6 @@ class Answers:
               initiator: str) -> dict[str, Any]:
         """What a peer needs to copy a snapshot from here, see Source.offer.
         """
-        self._source.check_snapshot(name)
         return self._source.offer(move_id, name, initiator)
 
     def delete_snapshot(self, ctxt: context.RequestContext, volume_id: str,

@@ -81,15 +81,14 @@ class Copier:
         found = rows.find_snapshot(ctxt, snapshot.id)
         if found is None or found.role is not copies.Role.SNAPSHOT:
             raise exception.SnapshotLost(snapshot_id=snapshot.id)
-        if found.host == self.host:
+        if found.host == self.host and self._node.volumes.thin:
             self._source.check_snapshot(found.name)
-            if self._node.volumes.thin:
-                return self._share(volume, found.name)
+            return self._share(volume, found.name)
         move_id = rows.new_move_id(volume.id)
-        with self._looked_after(move_id):
-            move = self._record(ctxt, volume, move_id, found)
-            with self._undone_by_failure(ctxt, move):
-                return self._create(ctxt, move)
+        with self._beginning(ctxt, move_id):
+            self._record(ctxt, volume, move_id, found)
+            self._executor.drive(ctxt, move_id, [table.State.CREATING])
+        return {'_name_id': move_id}
 
     def from_volume(self, ctxt: context.RequestContext,
                     volume: objects.Volume, cloned: objects.Volume
@@ -108,7 +107,7 @@ class Copier:
                 self._check_size(present, volume)
                 return self._share(volume, present.name)
         move_id = rows.new_move_id(volume.id)
-        with self._looked_after(move_id):
+        with self._beginning(ctxt, move_id):
             with self._gate.enter(ctxt, cloned.id,
                                   gate.Operation.CLONE) as present:
                 self._check_size(present, volume)
@@ -117,11 +116,10 @@ class Copier:
                     volume_id=present.id, generation=0,
                     size=present.size * units.Gi, depends_on=copies.Origin(
                         self.host, present.name)), present.name)
-                with self._undone_by_failure(ctxt, move):
-                    self._steps.run(ctxt, move.transfer,
-                                    [table.TAKE_SNAPSHOT.name])
-            with self._undone_by_failure(ctxt, move):
-                return self._create(ctxt, move)
+                self._steps.run(ctxt, move.transfer,
+                                [table.TAKE_SNAPSHOT.name])
+            self._executor.drive(ctxt, move_id, [table.State.CREATING])
+        return {'_name_id': move_id}
 
     @staticmethod
     def _check_size(cloned: objects.Volume, volume: objects.Volume) -> None:
@@ -144,13 +142,20 @@ class Copier:
         return {}
 
     @contextlib.contextmanager
-    def _looked_after(self, move_id: str) -> Iterator[None]:
-        """Leave a copy to its beginner, and to the scheduler from then on."""
+    def _beginning(self, ctxt: context.RequestContext, move_id: str
+                   ) -> Iterator[None]:
+        """Leave a copy to its beginner, and to the scheduler from then on.
+
+        What fails is to be undone, which is recorded before it is told.
+        """
         try:
             with self._scheduler.beginning(move_id):
                 yield
         except Exception:
             with excutils.save_and_reraise_exception():
+                move = rows.get(ctxt, move_id)
+                if move and table.State(move.state) in table.UNDONE_BY_FAILURE:
+                    self._executor.undo(ctxt, move)
                 # Nobody waits for what has to be taken away again.
                 self._look_after(move_id)
         self._look_after(move_id)
@@ -162,15 +167,6 @@ class Copier:
         except Exception as error:
             LOG.warning('Copy %(move)s goes on later: %(error)s',
                         {'move': move_id, 'error': error})
-
-    @contextlib.contextmanager
-    def _undone_by_failure(self, ctxt: context.RequestContext,
-                           move: rows.Move) -> Iterator[None]:
-        try:
-            yield
-        except Exception:
-            with excutils.save_and_reraise_exception():
-                self._executor.undo(ctxt, move)
 
     def _record(self, ctxt: context.RequestContext, volume: objects.Volume,
                 move_id: str, snapshot: copies.Copy, taken_of: str = ''
@@ -213,12 +209,3 @@ class Copier:
         for move in rows.for_volume(ctxt, volume_id):
             if move.transfer.is_copy and move.state in UNDONE_BY_ANOTHER:
                 rows.change_state(ctxt, move, table.State.UNDOING.value)
-
-    def _create(self, ctxt: context.RequestContext, move: rows.Move
-                ) -> dict[str, str]:
-        """Take a new copy to where its volume can be used.
-
-        :returns: the fields of the volume's row that name it
-        """
-        self._executor.drive(ctxt, move.move_id, [table.State.CREATING])
-        return {'_name_id': move.move_id}

@@ -281,7 +281,10 @@ class Facts:
                         and not look.is_kept(move)
                         and self._is_source_free())
             case table.Fact.SOURCE_STAYS:
-                return move.transfer.is_copy and look.is_snapshot_wanted(move)
+                # As with what is kept
+                return (move.transfer.is_copy
+                        and not table.DELETE_SOURCE.is_done(move)
+                        and look.is_snapshot_wanted(move))
             case table.Fact.PASSED_ON:
                 return self._is_passed_on()
             case table.Fact.SOURCE_GONE:

@@ -179,6 +179,17 @@ class VolumeGroup(abc.ABC):
     def logical_volumes(self) -> dict[str, LogicalVolume]:
         """All logical volumes by name, from a single call."""
 
+    def find(self, name: str) -> LogicalVolume:
+        """One logical volume.
+
+        :raises LogicalVolumeMissing: there is none
+        """
+        try:
+            return self.logical_volumes()[name]
+        except KeyError:
+            raise exception.LogicalVolumeMissing(
+                group=self.name, name=name, host='this node') from None
+
     @abc.abstractmethod
     def capacity(self) -> Capacity:
         """Space of the group."""
@@ -302,6 +313,15 @@ class DeviceMapper(abc.ABC):
         """All nodes of ours by name, from as many calls for a thousand as
         for one.
         """
+
+    def above(self, name: str) -> list[str]:
+        """Names of our nodes that lie on a node, of ours or not.
+
+        :param name: of a logical volume it is
+            :meth:`VolumeGroup.mapped_name`
+        """
+        return sorted(device.name for device in self.devices().values()
+                      if name in device.under)
 
     @abc.abstractmethod
     def path(self, name: str) -> str:

@@ -192,28 +192,79 @@ class KeptTest(KeeperTestCase):
         self.assertEqual([], self.cloud.leftovers([]))
 
 
+class FaultTestCase(KeeperTestCase):
+    """Each call in parts of a history goes wrong once, in each way.
+
+    :cvar parts: in which calls go wrong
+    :cvar least: how many calls there are at least
+    """
+
+    parts: tuple[str, ...] = ()
+    least = 0
+
+    def setUp(self):
+        super().setUp()
+        self.plan, self.power = None, False
+        # Calls by the part of the history that they are made in
+        self.seen = {}
+
+    def live(self):
+        """The history, and what holds in it whatever goes wrong."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def part(self, name):
+        for node in self.cloud.nodes.values():
+            node.faults.forget()
+        if self.plan and self.plan[0] == name:
+            self.cloud.nodes[self.plan[1]].faults.plan = self.plan[2]
+        yield
+        if not self.plan:
+            self.seen[name] = [(host, *call) for host, node
+                               in self.cloud.nodes.items()
+                               for call in node.faults.seen]
+        for node in self.cloud.nodes.values():
+            node.faults.forget()
+
+    def try_every_call(self, fault, power=False):
+        self.live()
+        calls = [(part, *call) for part in self.parts
+                 for call in self.seen[part]]
+        self.assertGreater(len(calls), self.least)
+        self.power = power
+        for part, host, name, nth in calls:
+            self.plan = (part, host, simulated.Call(name, nth, fault))
+            try:
+                self.live()
+            except Exception as error:
+                raise AssertionError('%s of %s #%d on %s in %s: %s' % (
+                    fault.name, name, nth, host, part, error)) from error
+
+
 @ddt.ddt
-class FaultTest(KeeperTestCase):
+class FaultTest(FaultTestCase):
     """Each call in which a snapshot has a part goes wrong once, in each way.
 
     A volume with a snapshot moves, and its snapshot is deleted from afar.
     """
 
     parts = ('take', 'keep', 'delete')
+    least = 8
 
     def setUp(self):
         super().setUp()
         self.forget_volume(self.volume)
-        # Calls by the part of the history that they are made in
-        self.seen = {}
 
-    def run_once(self, plan=None, power=False):
+    def live(self):
+        volume = self.take_and_delete()
+        if self.plan:
+            self.assert_whole(volume)
+        self.forget_volume(volume)
+
+    def take_and_delete(self):
         """Whatever goes wrong, a snapshot that is available holds what the
         volume held.
-
-        :param plan: part of the history, host and call
         """
-        self.plan, self.power = plan, power
         volume = self.cloud.create_volume()
         with self.part('take'):
             snapshot = self.take(volume)
@@ -236,20 +287,6 @@ class FaultTest(KeeperTestCase):
             self.cloud.settle()
         return volume
 
-    @contextlib.contextmanager
-    def part(self, name):
-        for node in self.cloud.nodes.values():
-            node.faults.forget()
-        if self.plan and self.plan[0] == name:
-            self.cloud.nodes[self.plan[1]].faults.plan = self.plan[2]
-        yield
-        if not self.plan:
-            self.seen[name] = [(host, *call) for host, node
-                               in self.cloud.nodes.items()
-                               for call in node.faults.seen]
-        for node in self.cloud.nodes.values():
-            node.faults.forget()
-
     def settle(self, snapshot, broken_off=None):
         """Let come back what has died; a creation has failed then."""
         self.cloud.settle(power=self.power)
@@ -265,21 +302,6 @@ class FaultTest(KeeperTestCase):
             self.cloud.refresh(volume).name)
         self.cloud.watch()
         self.cloud.refresh(volume).destroy()
-
-    def try_every_call(self, fault, power=False):
-        self.forget_volume(self.run_once())
-        calls = [(part, *call) for part in self.parts
-                 for call in self.seen[part]]
-        self.assertGreater(len(calls), 8)
-        for part, host, name, nth in calls:
-            try:
-                volume = self.run_once(
-                    (part, host, simulated.Call(name, nth, fault)), power)
-                self.assert_whole(volume)
-            except Exception as error:
-                raise AssertionError('%s of %s #%d on %s in %s: %s' % (
-                    fault.name, name, nth, host, part, error)) from error
-            self.forget_volume(volume)
 
     @ddt.data(*simulated.Fault)
     def test_snapshot_is_right_or_not_there(self, fault):
