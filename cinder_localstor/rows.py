@@ -59,6 +59,7 @@ SOURCE_HOST = PREFIX + 'source_host'
 DESTINATION_HOST = PREFIX + 'destination_host'
 GENERATION = PREFIX + 'generation'
 CONNECTING = PREFIX + 'connecting'
+MIGRATED_FROM = PREFIX + 'migrated_from'
 
 # Fields of both rows that change places with the identity
 IDENTITY = ('host', 'cluster_name', 'service_uuid', 'availability_zone',
@@ -69,6 +70,10 @@ MOST_CHARACTERS = 255
 # What of an attachment's id is kept where many have to fit into one row
 SHORT_ID = 8
 FIRST_GENERATION = 1
+# What Cinder's volumes are while a backend migrates them
+MIGRATING = 'migrating'
+# Their status meanwhile, where Cinder lets nobody use them
+LOCKED = ('maintenance', 'retyping')
 # What Cinder's volumes are while their copies are made or deleted
 PASSING = ('creating', 'deleting')
 # What its snapshots are that stand as they are
@@ -91,6 +96,8 @@ class Move:
     :ivar since: when it came into that state, UTC
     :ivar done: names of the steps of that state that are done
     :ivar leaving: ids of the attachments that the source had at the start
+    :ivar is_migration: whether an administrator migrates the volume, so that
+        it goes though no instance waits for it
     :ivar problem: what is wrong, '' if nothing is
     :ivar shown: whether a guest may ever have used the destination's copy
     """
@@ -100,6 +107,7 @@ class Move:
     since: datetime.datetime
     done: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
+    is_migration: bool = False
     problem: str = ''
     shown: bool = True
 
@@ -276,15 +284,19 @@ def find_snapshot(ctxt: context.RequestContext, snapshot_id: str
 @_retried
 def begin(ctxt: context.RequestContext, volume: objects.Volume,
           move: transfer.Transfer, state: str,
-          destination: objects.Service, leaving: tuple[str, ...] = ()
-          ) -> Move:
+          destination: objects.Service, leaving: tuple[str, ...] = (),
+          migrated_to: str = '') -> Move:
     """Make the shadow row of a move, with all that the move is.
 
     It stands for the copy that the volume's own row does not: that of a copy
     from a snapshot stands for the snapshot, if no user has that.
+
+    :param migrated_to: ``host@backend#pool`` that an administrator migrates
+        the volume to, '' where it follows an instance
     """
     now = timeutils.utcnow()
-    pool = volume_utils.extract_host(volume.host, 'pool')
+    host = migrated_to or volume_utils.append_host(
+        move.destination_host, volume_utils.extract_host(volume.host, 'pool'))
     shadow = models.Volume()
     shadow.update({
         'id': move.move_id,
@@ -294,7 +306,7 @@ def begin(ctxt: context.RequestContext, volume: objects.Volume,
                  else move.size // units.Gi if move.taken_of else 0),
         'volume_type_id': volume.volume_type_id,
         'encryption_key_id': volume.encryption_key_id,
-        'host': volume_utils.append_host(move.destination_host, pool),
+        'host': host,
         'cluster_name': destination.cluster_name,
         'service_uuid': destination.uuid,
         'availability_zone': destination.availability_zone,
@@ -308,20 +320,20 @@ def begin(ctxt: context.RequestContext, volume: objects.Volume,
     values = {STATE: state, SINCE: now.isoformat(),
               SOURCE_HOST: move.source_host,
               DESTINATION_HOST: move.destination_host,
-              **_pack(move, leaving)}
+              **_pack(move, leaving, bool(migrated_to))}
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
         session.add_all([shadow, *(models.VolumeAdminMetadata(
             volume_id=move.move_id, key=key, value=value)
             for key, value in values.items())])
     return Move(transfer=move, state=state, since=now, leaving=leaving,
-                shown=False)
+                is_migration=bool(migrated_to), shown=False)
 
 
-def _pack(move: transfer.Transfer, leaving: tuple[str, ...]
-          ) -> dict[str, str]:
+def _pack(move: transfer.Transfer, leaving: tuple[str, ...],
+          is_migration: bool) -> dict[str, str]:
     """What never changes of a move, in as few rows as it takes."""
     text = json.dumps({
-        'leaving': leaving,
+        'leaving': leaving, 'migration': is_migration,
         'transfer': {key: value for key, value in move.as_dict().items()
                      if key not in ('move_id', 'volume_id')}})
     return {'%s%d' % (PACKED, start // MOST_CHARACTERS):
@@ -339,7 +351,9 @@ def _unpack(move_id: str, volume_id: str, metadata: dict[str, str]) -> Move:
         transfer=transfer.Transfer.from_dict({
             **packed['transfer'], 'move_id': move_id,
             'volume_id': volume_id}),
-        leaving=tuple(packed['leaving']), shown=SHOWN in metadata,
+        leaving=tuple(packed['leaving']),
+        # An earlier version does not know of any.
+        is_migration=packed.get('migration', False), shown=SHOWN in metadata,
         **_progress(metadata))
 
 
@@ -375,6 +389,56 @@ def _read(kind: type, metadata: dict[str, str], prefix: str
             if hints[field.name] in (str, int)
             and (prefix + field.name in metadata
                  or field.default is dataclasses.MISSING)}
+
+
+@_retried
+def note_migration(ctxt: context.RequestContext, volume_id: str, host: str
+                   ) -> None:
+    """Note which backend migrates a volume, for its next start to know.
+
+    :param host: ``host@backend`` whose volume manager does it
+    """
+    with db.main_context_manager.writer.using(ctxt.elevated()) as session:
+        _put(session, volume_id, MIGRATED_FROM, host)
+
+
+def end_migrations(ctxt: context.RequestContext, host: str) -> dict[str, str]:
+    """End what a backend was migrating when its service ended.
+
+    Where Cinder itself copies a volume, to a row that is no move, it is left
+    to Cinder.
+
+    :returns: how each migration has ended, by the volume's id
+    """
+    row, mark = models.Volume, models.VolumeAdminMetadata
+    with db.main_context_manager.reader.using(ctxt.elevated()) as session:
+        marked = session.query(row).join(mark, mark.volume_id == row.id
+                                         ).filter(
+            row.deleted == sa.false(), row.migration_status == MIGRATING,
+            mark.key == MIGRATED_FROM, mark.value == host,
+            mark.deleted == sa.false()).all()
+        copied = {status.removeprefix(TARGET) for status, in session.query(
+            row.migration_status).outerjoin(mark, sa.and_(
+                mark.volume_id == row.id, mark.key == STATE)).filter(
+            row.deleted == sa.false(), mark.id.is_(None),
+            row.migration_status.in_([TARGET + volume.id
+                                      for volume in marked]))}
+    return {volume.id: _end_migration(ctxt, volume.id, (
+        'error' if volume_utils.extract_host(volume.host) == host
+        else 'success')) for volume in marked if volume.id not in copied}
+
+
+@_retried
+def _end_migration(ctxt: context.RequestContext, volume_id: str, end: str
+                   ) -> str:
+    row = models.Volume
+    with db.main_context_manager.writer.using(ctxt.elevated()) as session:
+        session.query(row).filter_by(
+            id=volume_id, migration_status=MIGRATING).update(
+            {'migration_status': end, 'status': sa.case(
+                (row.status.in_(LOCKED), row.previous_status),
+                else_=row.status)}, synchronize_session=False)
+    return end
 
 
 @_retried

@@ -251,6 +251,23 @@ class User:
         self._api.post('/volumes/%s/action' % volume_id,
                        json={'os-extend': {'new_size': size}})
 
+    def migrate(self, volume_id: str, host: str) -> None:
+        """Ask for a volume that nobody uses to live elsewhere; does not wait.
+
+        :param host: ``host@backend#pool``
+        """
+        self._api.post('/volumes/%s/action' % volume_id, json={
+            'os-migrate_volume': {'host': host, 'force_host_copy': False,
+                                  'lock_volume': True}})
+
+    def retype(self, volume_id: str, volume_type: str) -> None:
+        """Ask for a volume to be of another type, wherever that is; does not
+        wait.
+        """
+        self._api.post('/volumes/%s/action' % volume_id, json={
+            'os-retype': {'new_type': volume_type,
+                          'migration_policy': 'on-demand'}})
+
     def reset(self, volume_id: str, status: str) -> None:
         """Set a volume's status, as an administrator does by hand."""
         self._api.post('/volumes/%s/action' % volume_id, json={

@@ -37,6 +37,8 @@ LOG = logging.getLogger(__name__)
 opts.register()
 
 LOCAL = 'local'
+# Of a backend, and its volume group: what other backends know ours by
+LOCATION = 'LocalStorDriver:%s:%s'
 
 
 class Connection(enum.Enum):
@@ -129,6 +131,7 @@ class LocalStorDriver(driver.VolumeDriver):
         self._remote.check()
         self._service.on_destination.check()
         self._service.recovery.recover()
+        self._unfinished.end_migrations(context.get_admin_context())
 
     def set_initialized(self) -> None:
         super().set_initialized()
@@ -191,9 +194,24 @@ class LocalStorDriver(driver.VolumeDriver):
     def migrate_volume(self, ctxt: context.RequestContext,
                        volume: objects.Volume, host: dict[str, Any]
                        ) -> tuple[bool, None]:
-        """Leave it to Cinder, which copies the volume."""
-        self._gate.check(ctxt, volume.id, gate.Operation.MIGRATE)
-        return False, None
+        """Bring a volume to another of our backends, where it is usable when
+        this returns.
+
+        To any other backend Cinder copies it.
+        """
+        backend = volume_utils.extract_host(host['host'])
+        location = str(host['capabilities'].get('location_info'))
+        if (backend == self.host
+                or not location.startswith(LOCATION % (backend, ''))):
+            self._gate.check(ctxt, volume.id, gate.Operation.MIGRATE)
+            return False, None
+        volume = objects.Volume.get_by_id(ctxt, volume.id)
+        self._check_no_export(volume)
+        rows.note_migration(ctxt, volume.id, self.host)
+        self._mover.begin(
+            ctxt, volume, objects.Service.get_by_args(
+                ctxt, backend, constants.VOLUME_BINARY), host['host'])
+        return True, None
 
     def before_volume_copy(self, ctxt: context.RequestContext,
                            src_vol: objects.Volume, dest_vol: objects.Volume,
@@ -257,7 +275,7 @@ class LocalStorDriver(driver.VolumeDriver):
                     self.configuration.localstor_online_extend,
                 'filter_function': self.get_filter_function(),
                 'goodness_function': self.get_goodness_function(),
-                'location_info': 'LocalStorDriver:%s:%s' % (
+                'location_info': LOCATION % (
                     self.host, self.configuration.volume_group),
                 'backend_state': 'up',
             })],
@@ -447,9 +465,7 @@ class LocalStorDriver(driver.VolumeDriver):
         :raises PeerDisabled: an operator wants nothing to come there
         :raises PeerInAnotherZone: nothing may cross zones
         """
-        if volume.provider_location:
-            raise exception.VolumeConnectedElsewhere(
-                volume_id=volume.id, host='another host')
+        self._check_no_export(volume)
         service = self._directory.services(ctxt)[peer]
         if service.disabled:
             raise exception.PeerDisabled(
@@ -462,6 +478,12 @@ class LocalStorDriver(driver.VolumeDriver):
                 zone=volume.availability_zone,
                 other=service.availability_zone)
         return service
+
+    @staticmethod
+    def _check_no_export(volume: objects.Volume) -> None:
+        if volume.provider_location:
+            raise exception.VolumeConnectedElsewhere(
+                volume_id=volume.id, host='another host')
 
     def _connects_instead(self, error: Exception) -> bool:
         return (self.configuration.localstor_no_space == 'remote'

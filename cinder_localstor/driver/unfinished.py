@@ -10,6 +10,8 @@ the volume.  Here it is settled by what is true on the node.
 - It has not: the volume is as it was before, and the user is told by a
   message of Cinder's (``openstack volume message list``).
 
+So does a migration.  Where the volume lives tells how it has ended.
+
 A snapshot that was being deleted stays ``deleting``.  It becomes ``error``,
 and the user is told: whatever was done, it can be deleted again.
 
@@ -39,7 +41,9 @@ from oslo_utils import units
 import sqlalchemy as sa
 
 from cinder_localstor import exception
+from cinder_localstor.moves import gate
 from cinder_localstor.node import interface
+from cinder_localstor import rows
 
 LOG = logging.getLogger(__name__)
 
@@ -89,7 +93,7 @@ class Unfinished:
         self._settle_extensions(ctxt, self._stale(ctxt, 'extending'))
         for volume in self._stale(ctxt, 'retyping'):
             # While Cinder copies, it is the migration that has to end first.
-            if not volume.migration_status:
+            if volume.migration_status in gate.MIGRATION_OVER:
                 self._rest(volume)
         for snapshot in objects.SnapshotList.get_by_host(
                 ctxt, self._host, filters={'status': 'deleting'}):
@@ -97,6 +101,17 @@ class Unfinished:
             if (_changed_at(snapshot) < _long_ago()
                     and snapshot.volume.status != 'deleting'):
                 self._break_off_deletion(snapshot)
+
+    def end_migrations(self, ctxt: context.RequestContext) -> None:
+        """End what this backend was migrating when its service ended.
+
+        Before it serves anybody: what the former process has begun no other
+        can write any more.
+        """
+        for volume_id, end in rows.end_migrations(ctxt, self._host).items():
+            LOG.warning('Volume %(volume)s was being migrated when the '
+                        'service ended: %(end)s',
+                        {'volume': volume_id, 'end': end})
 
     def _break_off_deletion(self, snapshot: objects.Snapshot) -> None:
         if not snapshot.conditional_update({'status': 'error'},

@@ -250,7 +250,8 @@ class Facts:
                 steps = table.TABLE[table.State(move.state)].steps
                 return all(step.is_done(move) for step in steps)
             case table.Fact.WANTED:
-                return bool(self._attachments() - set(move.leaving))
+                return move.is_migration or bool(
+                    self._attachments() - set(move.leaving))
             case table.Fact.DESTINATION_LEFT:
                 return not self._attachments() - set(move.leaving)
             case table.Fact.SOURCE_LEFT:

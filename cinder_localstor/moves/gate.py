@@ -39,6 +39,7 @@ class Operation(str, enum.Enum):
     SNAPSHOT = 'take a snapshot of it'
     CLONE = 'clone it'
     BACKUP = 'back it up'
+    SEND = 'migrate it to a peer'
     MIGRATE = 'migrate it'
     RETYPE = 'retype it'
     GROUP = 'add it to a group'
@@ -83,6 +84,9 @@ TABLE: dict[Operation, dict[str, Answer]] = {
         _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES, _YES, _YES,
         _DELETED),
     Operation.MOVE: _answers(
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
+        _YES, _DELETED),
+    Operation.SEND: _answers(
         _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
         _YES, _DELETED),
     Operation.REMOTE: _answers(

@@ -7,6 +7,7 @@ import contextlib
 from typing import Any
 
 from cinder import context
+from cinder import exception as cinder_exception
 from cinder import objects
 from oslo_log import log as logging
 from oslo_utils import excutils
@@ -57,18 +58,24 @@ class Mover:
         self._gate = volume_gate
 
     def begin(self, ctxt: context.RequestContext, volume: objects.Volume,
-              peer: objects.Service) -> None:
+              peer: objects.Service, migrated_to: str = '') -> None:
         """Bring a volume to a peer; returns when it is usable there.
 
+        :param migrated_to: ``host@backend#pool`` that an administrator
+            migrates it to, '' where it follows an instance
         :raises LocalStorException: it can't be; it is as it was then
+        :raises VolumeAttached: it would be migrated, but somebody uses it, or
+            is about to
         """
         move_id = rows.new_move_id(volume.id)
         try:
             # Before the row is there for the periodic task to find
             with self._scheduler.beginning(move_id):
-                with self._gate.enter(ctxt, volume.id,
-                                      gate.Operation.MOVE) as present:
-                    move, noted = self._record(ctxt, present, peer, move_id)
+                with self._gate.enter(ctxt, volume.id, (
+                        gate.Operation.SEND if migrated_to
+                        else gate.Operation.MOVE)) as present:
+                    move, noted = self._record(ctxt, present, peer, move_id,
+                                               migrated_to)
                 # What is recorded keeps others out from here on.
                 self._prepare(ctxt, move, noted)
         except Exception:
@@ -78,13 +85,13 @@ class Mover:
         self._peers.nudge(peer.host, move_id)
 
     def _record(self, ctxt: context.RequestContext, volume: objects.Volume,
-                peer: objects.Service, move_id: str
+                peer: objects.Service, move_id: str, migrated_to: str
                 ) -> tuple[rows.Move, list[str]]:
         """Make the row of a move to a peer, if that can take the volume.
 
         :returns: and the attachments that were noted as connecting before
         """
-        if gate.is_bound(volume):
+        if (volume.group_id if migrated_to else gate.is_bound(volume)):
             raise exception.VolumeIsBound(volume_id=volume.id, host=self.host)
         if volume.status == 'extending':
             raise exception.LocalStorException(
@@ -96,6 +103,8 @@ class Mover:
                 move.transfer.is_copy
                 for move in rows.for_volume(ctxt, volume.id)))
         attachments = rows.attachments(ctxt, volume.id)
+        if migrated_to and attachments:
+            raise cinder_exception.VolumeAttached(volume_id=volume.id)
         unconnected = self._unconnected(attachments)
         noted = rows.connecting(ctxt, volume.id, unconnected)
         if noted and len(unconnected) > 1:
@@ -125,7 +134,8 @@ class Mover:
             **destination.choose_regions(volume.size * units.Gi,
                                          self._configuration))
         move = rows.begin(ctxt, volume, described,
-                          table.State.PREPARING.value, peer, leaving)
+                          table.State.PREPARING.value, peer, leaving,
+                          migrated_to)
         # Before the peer can be asked to let the volume move on
         rows.note_connecting(ctxt, volume.id, unconnected)
         return move, noted

@@ -74,7 +74,8 @@ class Fact(str, enum.Enum):
     meaning: str
 
     READY = 'ready', 'steps', 'all steps of the state are done'
-    WANTED = 'wanted', 'database', 'somebody waits for it at the destination'
+    WANTED = ('wanted', 'database', 'somebody waits for it at the '
+              'destination, or an administrator migrates it')
     SOURCE_LEFT = ('source_left', 'database',
                    'no attachment of before the move is left')
     DESTINATION_LEFT = ('destination_left', 'database',

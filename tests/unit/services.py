@@ -12,7 +12,6 @@ dd.
 import collections
 import contextlib
 import functools
-import json
 from unittest import mock
 
 from cinder import context
@@ -27,6 +26,7 @@ from cinder.volume import api
 from cinder.volume import manager
 from cinder.volume import rpcapi
 from oslo_log import log as logging
+from oslo_serialization import jsonutils
 
 from cinder_localstor.datapath import handles
 from tests.unit import base
@@ -65,7 +65,7 @@ class Client:
             ask = functools.partial(self._cloud.ask, host)
         else:
             return None  # everybody
-        sent = {key: json.loads(json.dumps(
+        sent = {key: jsonutils.loads(jsonutils.dumps(
             self._serializer.serialize_entity(ctxt, value)))
             for key, value in arguments.items()}
         return ask(method, **{
@@ -290,6 +290,25 @@ class Services(base.Cloud):
         volume.save()
         rpcapi.VolumeAPI().migrate_volume(
             self.ctxt, volume, Backend(to + '#local', None, {}), force)
+        return self.refresh(volume)
+
+    def send(self, volume, to=base.B):
+        """Let an administrator migrate a volume, which nobody may use
+        meanwhile; its row afterwards.
+        """
+        self._publish()
+        api.API().migrate_volume(
+            context.get_admin_context(), self.refresh(volume), to + '#local',
+            None, False, True)
+        return self.refresh(volume)
+
+    def retype(self, volume, new_type):
+        """Let a volume be of another type, wherever that is; its row
+        afterwards.
+        """
+        self._publish()
+        api.API().retype(context.get_admin_context(), self.refresh(volume),
+                         new_type['id'], 'on-demand')
         return self.refresh(volume)
 
     def extend(self, volume, size):

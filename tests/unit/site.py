@@ -136,6 +136,7 @@ class Instance:
     :ivar home: where the guest runs or would be started again
     :ivar runs: whether it runs
     :ivar doomed: whether the volume is as good as deleted
+    :ivar locked: whether it is being migrated, and nobody may use it
     :ivar snapshots: by their ids
     """
 
@@ -146,12 +147,14 @@ class Instance:
     home: str | None = None
     runs: bool = False
     doomed: bool = False
+    locked: bool = False
     snapshots: dict[str, Snapshot] = dataclasses.field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
         """Whether the volume can be used."""
-        return bool(self.contents.regions()) and not self.doomed
+        return (bool(self.contents.regions()) and not self.doomed
+                and not self.locked)
 
 
 class Queue:
@@ -225,6 +228,7 @@ class Site(base.Cloud):
         """What the manager's start does with what was broken off."""
         for instance in list(self.instances):
             row = self.row(instance.volume)
+            instance.locked &= row.status == 'maintenance'
             if row.host != driver.host:
                 continue
             if row.status == 'creating':
@@ -467,6 +471,34 @@ class Site(base.Cloud):
         instance.attachments.clear()
         self.run_queue()
         return True
+
+    def send(self, instance: Instance, host: str) -> bool:
+        """An admin migrates a volume that nobody uses; whether it worked."""
+        volume = self.refresh(instance.volume)
+        moving = rows.for_volume(self.ctxt, volume.id)
+        healthy = self.is_healthy
+        if self.host_of(volume) in {host, *self.down}:
+            return False
+        locked = {'previous_status': volume.status, 'status': 'maintenance'}
+        volume.update({'migration_status': 'migrating', **locked})
+        volume.save()
+        instance.locked, ended = True, {'status': volume.previous_status}
+        try:
+            self._ask(volume, lambda driver: driver.migrate_volume(
+                self.ctxt, volume, {'host': host + '#local', 'capabilities': {
+                    'location_info': localstor.LOCATION % (host, 'vg')}}))
+        except NoAnswer:
+            return False  # until the service starts again
+        except REFUSALS as error:
+            assert moving or not healthy, 'migration fails: %s' % error
+            ended['migration_status'] = 'error'
+        else:
+            ended.update(migration_status='success', host=host + '#local')
+        volume.update(ended)
+        volume.save()
+        instance.locked = False
+        self.run_queue()
+        return ended['migration_status'] == 'success'
 
     def reset_state(self, instance: Instance, status: str) -> None:
         """An admin's reset-state."""
@@ -789,6 +821,8 @@ class Site(base.Cloud):
         """
         self.script.strikes.clear()
         self.settle()
+        assert not any(instance.locked for instance in self.instances), (
+            'a migration does not end')
         for instance in list(self.instances):
             self._finish(instance)
             while instance.snapshots:

@@ -10,10 +10,13 @@ from cinder import objects
 from cinder.tests.unit import fake_constants as fake
 from oslo_utils import units
 import tenacity
+import testtools
 
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
+from cinder_localstor.driver import localstor
 from cinder_localstor import exception
+from cinder_localstor.moves import mover
 from cinder_localstor.moves import table
 from cinder_localstor.node import simulated
 from cinder_localstor import rows
@@ -928,6 +931,188 @@ class MigrationTest(ManagerTestCase):
         self.assertTrue(self.cloud.delete(away))
         self.cloud.settle()
         self.assert_nothing_left(self.refresh())
+
+
+class SendTest(ManagerTestCase):
+    """An administrator migrates a volume to another of our backends."""
+
+    def setUp(self):
+        super().setUp()
+        self.copied = self.patch('cinder.volume.volume_utils.copy_volume')
+
+    def ended(self):
+        volume = self.refresh()
+        return volume.migration_status, volume.status, volume.host
+
+    def assert_sent(self, to=B):
+        """Cinder takes it for done, and so it is."""
+        self.assertEqual(('success', 'available', to + '#local'),
+                         self.ended())
+        self.assert_whole()
+        self.copied.assert_not_called()
+        self.cloud.settle()
+        self.assertEqual(to, self.cloud.host_of(self.volume))
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+        self.cloud.reboot(to)
+        self.assert_whole()
+
+    def assert_stays(self):
+        self.assertEqual(('error', 'available', A + '#local'), self.ended())
+        self.cloud.settle()
+        self.copied.assert_not_called()
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+
+    def die(self, module, name, before=False):
+        """Let the process of the source die as it does something."""
+        act = getattr(module, name)
+
+        def and_die(*arguments, **named):
+            if not before:
+                act(*arguments, **named)
+            raise simulated.Crash(A, name)
+        with (mock.patch.object(module, name, and_die),
+              testtools.ExpectedException(simulated.Crash)):
+            self.cloud.send(self.volume)
+
+    def test_volume_is_usable_at_once_and_arrives(self):
+        volume = self.cloud.send(self.volume)
+        self.assertEqual('migrating', self.state())
+        self.assertEqual(self.cloud.services[B].uuid, volume.service_uuid)
+        self.assert_sent()
+
+    def test_what_is_written_meanwhile_is_kept(self):
+        self.cloud.send(self.volume)
+        self.cloud.write(self.volume, 3, 'in mid-move')
+        self.assert_sent()
+
+    def test_thick_volume_becomes_thin(self):
+        self.cloud.nodes[B].volumes.pool_size = 64 * units.Gi
+        self.cloud.send(self.volume)
+        self.assert_sent()
+
+    def test_thin_volume_becomes_thick(self):
+        self.cloud.delete(self.volume)
+        self.cloud.nodes[A].volumes.pool_size = 64 * units.Gi
+        self.volume = self.cloud.create()
+        self.cloud.send(self.volume)
+        self.assert_sent()
+
+    def test_volume_that_still_arrives_goes_on(self):
+        attachment = self.cloud.attach(self.volume, B)
+        self.cloud.detach(self.volume, attachment)
+        self.cloud.watch()
+        self.cloud.send(self.volume, A)
+        self.assertEqual(2, len(rows.for_volume(self.ctxt, self.volume.id)))
+        self.assert_sent(A)
+
+    def test_volume_is_attached_elsewhere_while_it_arrives(self):
+        self.cloud.send(self.volume)
+        self.cloud.arrive(self.volume, A)
+        self.assertEqual(A, self.cloud.host_of(self.volume))
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+
+    def test_volume_goes_nowhere_before_cinder_takes_it_for_done(self):
+        # Cinder writes the host once more, whatever it is by then.
+        def attach_elsewhere(*_arguments):
+            self.cloud.reserve(self.volume)
+            kinds.append(self.cloud.driver(self.volume)._choose(
+                self.refresh(), self.cloud.connector(A))[0])
+        kinds = []
+        with mock.patch.object(base.Peers, 'nudge', attach_elsewhere):
+            self.cloud.send(self.volume)
+        self.assertEqual([localstor.Connection.REMOTE], kinds)
+        self.assertEqual('success', self.refresh().migration_status)
+
+    def test_volume_that_is_attached_stays(self):
+        # Between Cinder's look and ours
+        reserve = self.cloud.reserve
+        note = rows.note_migration
+
+        def and_attach(*arguments):
+            note(*arguments)
+            reserve(self.volume)
+        with mock.patch.object(rows, 'note_migration', and_attach):
+            self.cloud.send(self.volume)
+        self.assertIsInstance(self.cloud.failures[-1],
+                              cinder_exception.VolumeAttached)
+        self.assertEqual('error', self.refresh().migration_status)
+        self.assertEqual([], rows.for_volume(self.ctxt, self.volume.id))
+        self.assert_whole()
+
+    def test_volume_with_a_remote_connection_stays(self):
+        self.volume.refresh()
+        self.volume.update({'provider_location': 'somewhere'})
+        self.volume.save()
+        self.cloud.send(self.volume)
+        self.assertIsInstance(self.cloud.failures[-1],
+                              exception.VolumeConnectedElsewhere)
+        self.assertEqual('error', self.refresh().migration_status)
+
+    def test_without_space_it_fails_with_a_sentence(self):
+        self.cloud.nodes[B].volumes.total = units.Gi // 2
+        with mock.patch('cinder.scheduler.filters.capacity_filter.'
+                        'CapacityFilter.backend_passes', return_value=True):
+            self.cloud.send(self.volume)
+        self.assertIn('extend the group', str(self.cloud.failures[-1]))
+        self.assert_stays()
+
+    def test_node_that_dies_meanwhile(self):
+        with mock.patch.object(base.Peers, 'run',
+                               side_effect=exception.LocalStorException(
+                                   reason='no')):
+            self.cloud.send(self.volume)
+        self.assert_stays()
+
+    def test_service_dies_before_there_is_a_move(self):
+        self.die(rows, 'begin', before=True)
+        self.cloud.boot(A)
+        self.assert_stays()
+
+    def test_service_dies_before_the_volume_is_there(self):
+        self.die(base.Peers, 'run')
+        self.cloud.boot(A)
+        self.assert_stays()
+
+    def test_service_dies_when_the_volume_is_there(self):
+        self.die(mover.Mover, '_prepare')
+        # Whose process has not died says nothing.
+        self.cloud.boot(B)
+        self.assertEqual('migrating', self.refresh().migration_status)
+        self.cloud.boot(A)
+        self.assert_sent()
+
+    def test_what_cinder_copies_is_left_to_it(self):
+        self.cloud.send(self.volume)
+        self.cloud.settle()
+        self.cloud.send(self.volume, A)
+        self.cloud.settle()
+        with mock.patch('cinder.volume.volume_utils.copy_volume',
+                        side_effect=simulated.Crash(A, 'dd')):
+            self.assertRaises(simulated.Crash, self.cloud.migrate,
+                              self.volume)
+        self.cloud.boot(A)
+        self.assertEqual(('migrating', 'maintenance', A + '#local'),
+                         self.ended())
+
+    def test_volume_gets_a_type_of_another_backend(self):
+        here, there = (db.volume_type_create(self.ctxt, {
+            'name': name, 'extra_specs': {'volume_backend_name': name}})
+            for name in ('local', 'other'))
+        self.cloud.managers[B].driver._backend_name = 'other'
+        volume = self.refresh()
+        volume.update({'volume_type_id': here['id']})
+        volume.save()
+        volume = self.cloud.retype(volume, there)
+        self.assertEqual(there['id'], volume.volume_type_id)
+        self.assertEqual('available', volume.status)
+        self.assertEqual(B + '#other', volume.host)
+        self.copied.assert_not_called()
+        self.cloud.settle()
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
 
 
 class RetypeTest(ManagerTestCase):

@@ -22,7 +22,8 @@ Fact = table.Fact
 class FactsTest(base.TestCase):
 
     def facts(self, hydration=OFF, local=0, attached=(), leaving=(),
-              state='migrating', done=(), used=True, left=()):
+              state='migrating', done=(), used=True, left=(),
+              is_migration=False):
         arriving = mock.Mock()
         arriving.progress.return_value = engine.Progress(hydration, local,
                                                          100)
@@ -34,6 +35,7 @@ class FactsTest(base.TestCase):
                             lambda host, move: used, self.remaining,
                             facts.Turns(0))
         move = mock.Mock(state=state, done=done, leaving=leaving,
+                         is_migration=is_migration,
                          volume_id='the volume', transfer=mock.Mock(
                              source_host=base.A, source_name='old copy',
                              destination_host=base.B,
@@ -56,6 +58,9 @@ class FactsTest(base.TestCase):
     def test_wanted(self, attached, leaving, expected):
         found = self.facts(attached=attached, leaving=leaving)
         self.assertEqual(expected, found.holds(Fact.WANTED))
+
+    def test_migration_waits_for_nobody(self):
+        self.assertTrue(self.facts(is_migration=True).holds(Fact.WANTED))
 
     @ddt.data((0, False), (1, True))
     @ddt.unpack

@@ -68,7 +68,18 @@ def returned(cloud: site.Site) -> None:
     use(cloud, instance, base.A)
 
 
-HISTORIES = (migrated, migration_rolled_back, deleted, moved_on, returned)
+def sent(cloud: site.Site) -> None:
+    """An admin migrates a volume, and it is used where it is then."""
+    instance = cloud.create(base.A)
+    cloud.script.begin_early()
+    cloud.script.begin()
+    cloud.send(instance, base.B)
+    restart(cloud)
+    use(cloud, instance, cloud.host_of(instance.volume))
+
+
+HISTORIES = (migrated, migration_rolled_back, deleted, moved_on, returned,
+             sent)
 
 
 def migrating(cloud: site.Site) -> site.Instance:

@@ -203,6 +203,11 @@ class Walk(stateful.RuleBasedStateMachine):
     def force_detach(self, number):
         self.site.force_detach(self.one(number, may_be_forced))
 
+    @among(may_attach)
+    @stateful.rule(number=numbers, host=hosts)
+    def send(self, number, host):
+        self.site.send(self.one(number, may_attach), host)
+
     @among(may_be_reset)
     @stateful.rule(number=numbers, status=strategies.sampled_from(
         ['available', 'in-use', 'error', 'extending']))
