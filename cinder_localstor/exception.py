@@ -94,6 +94,12 @@ class OriginInUse(LocalStorException):
                 "Thin volumes (lvm_type = thin) have no such limit.")
 
 
+class VolumeHasChanged(LocalStorException):
+    message = _("Volume %(volume_id)s has grown, or has moved and come back, "
+                "since a clone of it was begun on another node. Clone it "
+                "again.")
+
+
 class OriginIsRead(LocalStorException):
     message = _("Volume copy '%(name)s' can't grow while volumes arrive "
                 "that were made from it, because LVM extends none with thick "

@@ -289,7 +289,8 @@ def begin(ctxt: context.RequestContext, volume: objects.Volume,
     """Make the shadow row of a move, with all that the move is.
 
     It stands for the copy that the volume's own row does not: that of a copy
-    from a snapshot stands for the snapshot, if no user has that.
+    from a snapshot stands for the snapshot, if no user has that and it is on
+    the same node.
 
     :param migrated_to: ``host@backend#pool`` that an administrator migrates
         the volume to, '' where it follows an instance
@@ -303,7 +304,8 @@ def begin(ctxt: context.RequestContext, volume: objects.Volume,
         'user_id': volume.user_id,
         'project_id': volume.project_id,
         'size': (volume.size if not move.is_copy
-                 else move.size // units.Gi if move.taken_of else 0),
+                 else move.size // units.Gi
+                 if move.taken_of and move.is_local else 0),
         'volume_type_id': volume.volume_type_id,
         'encryption_key_id': volume.encryption_key_id,
         'host': host,

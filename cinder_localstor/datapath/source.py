@@ -43,12 +43,14 @@ class Source:
 
         :param name: of the snapshot, or of the copy that it is to be taken of
         :returns: the `export`, whose `address` is left to the one who asks;
-            `block_size` in bytes; `content`, see :meth:`content`
+            `block_size` in bytes; `content`, see :meth:`content`; whether
+            the snapshot `depends` on that copy
         """
         export = self.describe_export(move_id, initiator, '')
         return {'export': dataclasses.asdict(export),
                 'block_size': self._node.volumes.block_size(),
-                'content': self.content(name)}
+                'content': self.content(name),
+                'depends': not self._node.volumes.thin}
 
     def content(self, name: str) -> int:
         """Bytes of a copy that were ever written, -1 if that is not known.

@@ -39,6 +39,8 @@ class Transfer:
     :ivar is_copy: whether it is a copy
     :ivar taken_of: of a copy, the volume's copy that its source is taken of,
         '' where a user has taken it
+    :ivar cloned: the volume that `taken_of` is the copy of, where that is on
+        another node than the new volume, '' elsewhere
     :ivar origin: of a copy, what its source can't do without, '' for nothing
     :ivar larger: bytes of the destination if it is larger than the source, 0
         if it is not
@@ -61,6 +63,7 @@ class Transfer:
     content: int = -1
     is_copy: bool = False
     taken_of: str = ''
+    cloned: str = ''
     origin: str = ''
     larger: int = 0
 

@@ -254,6 +254,8 @@ class LocalStorDriver(driver.VolumeDriver):
             'driver_version': self.VERSION,
             'storage_protocol': constants.ISCSI,
             'shared_targets': False,
+            # What one node has in its cache of images, all can clone.
+            'clone_across_pools': True,
             'pools': [Pool({
                 'pool_name': self._backend_name,
                 'total_capacity_gb': total,

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a backend answers its peers about moves."""
 
+from collections.abc import Iterator
+import contextlib
 from typing import Any
 
 from cinder import context
 from cinder.volume import volume_utils
+from oslo_utils import units
 
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
 from cinder_localstor.datapath import wipes
+from cinder_localstor import exception
 from cinder_localstor.moves import executor
+from cinder_localstor.moves import gate
 from cinder_localstor.moves import keeper
 from cinder_localstor.moves import scheduler
+from cinder_localstor.moves import table
 from cinder_localstor.node import interface
 from cinder_localstor.peers import directory
 from cinder_localstor import rows
@@ -25,7 +31,8 @@ class Answers:
                  on_source: source.Source,
                  on_destination: destination.Destination,
                  steps: executor.StepRunner, periodic: scheduler.Scheduler,
-                 keeps: keeper.Keeper, configuration: Any) -> None:
+                 keeps: keeper.Keeper, volume_gate: gate.Gate,
+                 configuration: Any) -> None:
         """:param host: ``host@backend`` of this node"""
         self.host = host
         self._node = node
@@ -34,6 +41,7 @@ class Answers:
         self._steps = steps
         self._scheduler = periodic
         self._keeper = keeps
+        self._gate = volume_gate
         self._configuration = configuration
         self._wipes = wipes.Wipes(node.volumes)
 
@@ -58,8 +66,26 @@ class Answers:
         """
         described = transfer.Transfer.from_dict(move)
         self._scheduler.learn(described.move_id)
-        self._steps.run(ctxt, described, steps)
+        with contextlib.ExitStack() as held:
+            if described.cloned and table.TAKE_SNAPSHOT.name in steps:
+                held.enter_context(self._hold_cloned(ctxt, described))
+            self._steps.run(ctxt, described, steps)
         self._scheduler.tend_wipes()
+
+    @contextlib.contextmanager
+    def _hold_cloned(self, ctxt: context.RequestContext,
+                     move: transfer.Transfer) -> Iterator[None]:
+        """Let a volume that is cloned elsewhere be what it was when that
+        began.
+
+        :raises VolumeHasChanged: it is not
+        """
+        with self._gate.enter(ctxt, move.cloned,
+                              gate.Operation.CLONE) as volume:
+            if (volume.name, volume.size * units.Gi) != (move.taken_of,
+                                                         move.size):
+                raise exception.VolumeHasChanged(volume_id=move.cloned)
+            yield
 
     def remaining(self, ctxt: context.RequestContext, names: list[str]
                   ) -> list[str]:

@@ -93,14 +93,17 @@ class Copier:
     def from_volume(self, ctxt: context.RequestContext,
                     volume: objects.Volume, cloned: objects.Volume
                     ) -> dict[str, str]:
-        """Make a volume of what another one of this node holds at this
-        moment, though it may be written.
+        """Make a volume of what another one holds at this moment, though it
+        may be written, and wherever it lives.
 
         :returns: as :meth:`from_snapshot`
-        :raises VolumeIsMoving: some of it is still elsewhere
+        :raises VolumeIsMoving: some of it is on yet another node
         :raises VolumeHasGrown: it is larger than the new one by now
         :raises NotEnoughSpace: the volume group or the pool is too full
         """
+        home = rows.home(ctxt, cloned.id)
+        if home != self.host:
+            return self._from_peer(ctxt, volume, cloned, home)
         if self._node.volumes.thin:
             with self._gate.enter(ctxt, cloned.id,
                                   gate.Operation.CLONE) as present:
@@ -118,6 +121,25 @@ class Copier:
                         self.host, present.name)), present.name)
                 self._steps.run(ctxt, move.transfer,
                                 [table.TAKE_SNAPSHOT.name])
+            self._executor.drive(ctxt, move_id, [table.State.CREATING])
+        return {'_name_id': move_id}
+
+    def _from_peer(self, ctxt: context.RequestContext, volume: objects.Volume,
+                   cloned: objects.Volume, home: str) -> dict[str, str]:
+        """As :meth:`from_volume`, of a volume that lives elsewhere.
+
+        The peer looks whether it may be cloned, when it takes the snapshot.
+
+        :param home: ``host@backend`` that it lives on
+        """
+        move_id = rows.new_move_id(volume.id)
+        with self._beginning(ctxt, move_id):
+            present = objects.Volume.get_by_id(ctxt, cloned.id)
+            self._check_size(present, volume)
+            self._record(ctxt, volume, move_id, copies.Copy(
+                host=home, name=TAKEN + move_id, volume_id=present.id,
+                generation=0, size=present.size * units.Gi,
+                depends_on=copies.Origin(home, present.name)), present.name)
             self._executor.drive(ctxt, move_id, [table.State.CREATING])
         return {'_name_id': move_id}
 
@@ -179,9 +201,10 @@ class Copier:
         self._undo_former(ctxt, volume.id)
         described = (move_id, taken_of or snapshot.name,
                      self._node.initiator.name())
-        offer = (self._source.offer(*described)
-                 if snapshot.host == self.host
-                 else self._peers.offer(snapshot.host, volume.id, *described))
+        is_here = snapshot.host == self.host
+        offer = (self._source.offer(*described) if is_here
+                 else self._peers.offer(snapshot.host, volume.id, *described,
+                                        is_clone=bool(taken_of)))
         export = interface.Export(**offer['export'])
         answer = self._destination.examine(offer['block_size'], export.portal,
                                            self.host)
@@ -194,7 +217,9 @@ class Copier:
             block_size=offer['block_size'], engine=answer['engine'],
             export=dataclasses.replace(export, address=answer['address']),
             content=offer['content'], is_copy=True, taken_of=taken_of,
-            origin=snapshot.depends_on.name if snapshot.depends_on else '',
+            cloned=snapshot.volume_id if taken_of and not is_here else '',
+            origin=(snapshot.depends_on.name if snapshot.depends_on
+                    and offer.get('depends', True) else ''),
             larger=larger if larger > size else 0,
             **destination.choose_regions(size, self._configuration)),
             table.State.CREATING.value, objects.Service.get_by_args(

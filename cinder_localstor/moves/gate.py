@@ -104,11 +104,11 @@ TABLE: dict[Operation, dict[str, Answer]] = {
         _YES, _WAITS, _WAITS, _YES, _YES, _YES, _YES, _YES, _YES, _YES),
     # What is on another node still would not be in it.
     Operation.SNAPSHOT: _answers(
-        _YES, _UNDECIDED, _WAITS, _WAITS, _MOVES, _ARRIVES, _YES, _YES, _YES,
-        _DELETED),
+        _YES, _UNDECIDED, _WAITS, _WAITS, _ARRIVES, _ARRIVES, _YES, _YES,
+        _YES, _DELETED),
     Operation.CLONE: _answers(
-        _YES, _UNDECIDED, _WAITS, _WAITS, _MOVES, _ARRIVES, _YES, _YES, _YES,
-        _DELETED),
+        _YES, _UNDECIDED, _WAITS, _WAITS, _ARRIVES, _ARRIVES, _YES, _YES,
+        _YES, _DELETED),
     Operation.BACKUP: _answers(
         _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
         _YES, _DELETED),

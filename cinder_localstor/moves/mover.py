@@ -31,6 +31,8 @@ from cinder_localstor import rows
 
 LOG = logging.getLogger(__name__)
 
+# What a volume is before a user has it
+MADE = ('creating', 'downloading')
 # The migration_status of the row that Cinder deletes after a migration
 LEFT_BEHIND = 'deleting'
 
@@ -181,14 +183,24 @@ class Mover:
         """Grow a volume to `size` bytes, whether it moves or not.
 
         One that may yet go back to where it was is waited for, since its
-        other copy does not grow.
+        other copy does not grow.  So is one that copies read; as long as it
+        takes, if it is still made: Cinder has its image cloned for others
+        before it lets it have its size.
 
         :raises VolumeIsMoving: it still may go back
+        :raises OriginIsRead: LVM can't grow it as long as copies read it
         :raises NotEnoughSpace: the volume group is too full
         """
-        with self._gate.enter(ctxt, volume.id,
-                              gate.Operation.EXTEND) as present:
-            self._handles.extend(present.name, size)
+        for attempt in tenacity.Retrying(
+                retry=tenacity.retry_if_exception_type(
+                    exception.OriginIsRead),
+                stop=(tenacity.stop_never if volume.status in MADE
+                      else tenacity.stop_after_delay(
+                          self._configuration.localstor_peer_timeout)),
+                wait=tenacity.wait_fixed(gate.SOON), reraise=True):
+            with attempt, self._gate.enter(
+                    ctxt, volume.id, gate.Operation.EXTEND) as present:
+                self._handles.extend(present.name, size)
 
     def of_volume(self, ctxt: context.RequestContext, volume_id: str
                   ) -> rows.Move | None:

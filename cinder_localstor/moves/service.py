@@ -24,6 +24,9 @@ from cinder_localstor.moves import scheduler
 from cinder_localstor.node import interface
 from cinder_localstor.peers import rpc
 
+# Of the time that a peer waits for an answer, what may be waited for a volume
+GATE_SHARE = 0.8
+
 
 @dataclasses.dataclass(frozen=True)
 class Service:
@@ -92,5 +95,8 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
         scheduler=periodic,
         recovery=recovery.Recovery(host, node_handles, periodic),
         answers=answers.Answers(host, node, on_source, on_destination, steps,
-                                periodic, keeps, configuration),
+                                periodic, keeps, gate.Gate(
+                                    host, GATE_SHARE
+                                    * configuration.localstor_peer_timeout),
+                                configuration),
         on_destination=on_destination, executor=background)

@@ -11,6 +11,7 @@ History::
     1.1  remaining; a copy that ``run`` gives up is wiped after the answer
     1.2  delete_snapshot
     1.3  offer; copies in ``run``
+    1.4  copies of volumes on other nodes
 
 A peer of 1.0 wipes a copy before it answers, and has nothing that remains.  It
 is asked nothing that it does not know: each call names the version that it
@@ -30,10 +31,12 @@ import oslo_messaging as messaging
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 
-VERSION = '1.3'
+VERSION = '1.4'
 FIRST_VERSION = '1.0'
 # The first that knows of copies
 COPIES = '1.3'
+# The first that takes snapshots for copies of others
+CLONES = '1.4'
 TOPIC = 'cinder-localstor'
 
 # Seconds that a peer may work on a request that no user waits for, as long as
@@ -212,7 +215,8 @@ class PeerAPI:
         :param patient: whether nobody waits, so that it may take long
         """
         self._call(peer, move.volume_id, 'run', patient=patient,
-                   version=COPIES if move.is_copy else FIRST_VERSION,
+                   version=(CLONES if move.cloned else COPIES if move.is_copy
+                            else FIRST_VERSION),
                    move=move.as_dict(), steps=steps)
 
     def is_source_used(self, peer: str, move: transfer.Transfer) -> bool:
@@ -231,12 +235,15 @@ class PeerAPI:
             return set()
 
     def offer(self, peer: str, volume_id: str, move_id: str, name: str,
-              initiator: str) -> dict[str, Any]:
+              initiator: str, is_clone: bool) -> dict[str, Any]:
         """What is to be known to copy a snapshot from a peer, see
         :meth:`cinder_localstor.datapath.source.Source.offer`.
+
+        :param is_clone: whether the peer has to take it first
         """
         return self._call(peer, volume_id, 'offer', patient=False,
-                          version=COPIES, move_id=move_id, name=name,
+                          version=CLONES if is_clone else COPIES,
+                          move_id=move_id, name=name,
                           initiator=initiator)
 
     def delete_snapshot(self, peer: str, volume_id: str, snapshot_id: str

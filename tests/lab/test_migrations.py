@@ -30,7 +30,8 @@ class MigrationTest(base.LabTestCase):
         """The volume is a local disk of a node, and holds what it held."""
         attachment = self.attach(self.volume, node)
         self.assertEqual(self.content, self.checksum(attachment))
-        self.wait_until_arrived(attachment)
+        self.wait_for('all has arrived', lambda: (
+            not leftovers.moves(self.cloud)))
         self.assertEqual(self.content, self.checksum(attachment))
         self.detach(attachment)
         self.assertEqual(node.name, self.home(self.volume).name)
@@ -49,9 +50,9 @@ class MigrationTest(base.LabTestCase):
     def test_thick_volume_becomes_thin_on_its_own_node(self):
         for node in self.nodes:
             if node.name != self.source.name:
-                host = '%s@thin' % node.name
-                self.set_service(host, 'disable')
-                self.addCleanup(self.set_service, host, 'enable')
+                self.set_service(node.name + '@thin', 'disable')
+                self.addCleanup(self.set_service, node.name + '@thin',
+                                'enable')
         self.user.retype(self.volume, 'thin')
         self.wait_until_it_has_ended()
         found = self.user.show(self.volume)
@@ -62,8 +63,8 @@ class MigrationTest(base.LabTestCase):
         self.assert_whole(self.source)
 
     def set_service(self, host, action):
-        self.cloud.volume_api.put('/os-services/' + action, json={
-            'host': host, 'binary': 'cinder-volume'})
+        self.cloud.openstack('volume', 'service', 'set', '--' + action, host,
+                             'cinder-volume')
 
     def test_service_dies_in_mid_migration(self):
         destination = self.other(self.source)

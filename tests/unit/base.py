@@ -11,6 +11,7 @@ from unittest import mock
 from cinder import context
 from cinder.db import api as db
 from cinder.db import models
+from cinder import exception as cinder_exception
 from cinder import objects
 from cinder.objects import base as objects_base
 from cinder.objects import fields
@@ -148,7 +149,7 @@ class Peers:
             try:
                 return getattr(self._cloud.running[peer].answers, method)(
                     self._cloud.ctxt, *arguments)
-            except exception.LocalStorException as error:
+            except cinder_exception.CinderException as error:
                 raise exception.PeerFailed(
                     peer=peer, volume_id='-', step=method, reason=str(error),
                     kind=type(error).__name__)
@@ -182,7 +183,7 @@ class Peers:
     def is_up(self, ctxt, peer):
         return peer not in self._cloud.down
 
-    def offer(self, peer, volume_id, move_id, name, initiator):
+    def offer(self, peer, volume_id, move_id, name, initiator, is_clone):
         return self._call(peer, 'offer', move_id, name, initiator)
 
     def delete_snapshot(self, peer, volume_id, snapshot_id):

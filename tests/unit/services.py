@@ -27,6 +27,7 @@ from cinder.volume import manager
 from cinder.volume import rpcapi
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
+from oslo_utils import units
 
 from cinder_localstor.datapath import handles
 from tests.unit import base
@@ -234,7 +235,34 @@ class Services(base.Cloud):
                 self.write(volume, number, 'first %d' % number)
         return volume
 
-    def _create(self, host, size, values):
+    def create_of_image(self, image, content, host=base.A, size=1):
+        """A volume of an image of 1 GiB; whether that was downloaded.
+
+        :param image: what Glance tells of it
+        :param content: what it holds
+        """
+        downloads = []
+
+        def download(driver, _ctxt, volume, *_arguments):
+            downloads.append(volume.id)
+            path = driver.local_path(volume)
+            for number, written in content.items():
+                self.nodes[self.here].write(path, number, written)
+            self.nodes[self.here].flush(path)
+        service = mock.Mock()
+        service.show.return_value = image
+        with mock.patch('cinder.image.glance.get_remote_image_service',
+                        return_value=(service, image['id'])), \
+                mock.patch('cinder.image.image_utils.TemporaryImages'), \
+                mock.patch('cinder.image.image_utils.qemu_img_info',
+                           return_value=mock.Mock(virtual_size=units.Gi)), \
+                mock.patch('cinder.volume.volume_utils.copy_image_to_volume',
+                           side_effect=download):
+            volume = self._create(host, size, {}, image_id=image['id'])
+        self.content[volume.id] = dict(content)
+        return volume, bool(downloads)
+
+    def _create(self, host, size, values, **asked):
         volume = objects.Volume(
             self.ctxt, host=host + '#local', size=size, status='creating',
             availability_zone='nova', use_quota=False,
@@ -242,8 +270,9 @@ class Services(base.Cloud):
             project_id='project', user_id='user',
             attach_status=fields.VolumeAttachStatus.DETACHED, **values)
         volume.create()
-        rpcapi.VolumeAPI().create_volume(self.ctxt, volume, None, None,
-                                         allow_reschedule=False)
+        rpcapi.VolumeAPI().create_volume(
+            self.ctxt, volume, objects.RequestSpec(**asked) if asked else None,
+            None, allow_reschedule=False)
         volume.refresh()
         return volume
 

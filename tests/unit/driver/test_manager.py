@@ -8,6 +8,7 @@ from cinder.db import models
 from cinder import exception as cinder_exception
 from cinder import objects
 from cinder.tests.unit import fake_constants as fake
+from oslo_utils import timeutils
 from oslo_utils import units
 import tenacity
 import testtools
@@ -636,11 +637,26 @@ class SnapshotTest(SnapshotTestCase):
         self.assert_whole()
         self.assert_nothing_left(self.volume)
 
+    def test_snapshot_in_mid_move_is_taken_when_all_has_arrived(self):
+        self.cloud.attach(self.volume, B)
+        self.assertEqual(table.State.MIGRATING, self.state())
+
+        def pass_by(_seconds):
+            self.cloud.hydrate()
+            self.cloud.watch()
+        self.patch('tenacity.nap.time').sleep.side_effect = pass_by
+        snapshot = self.take()
+        self.cloud.settle()
+        self.assert_as_then(snapshot)
+
     def test_snapshot_in_mid_move_is_refused_and_leaves_nothing(self):
         self.cloud.attach(self.volume, B)
         self.assertEqual(table.State.MIGRATING, self.state())
+        self.override('localstor_peer_timeout', 1)
+        self.cloud.boot(B)
         snapshot = self.assert_refused(
-            self.volume.id, 'take a snapshot of it', 'the move has ended')
+            self.volume.id, 'take a snapshot of it',
+            'all of it has arrived')
         self.assertIsNone(self.cloud.delete_snapshot(snapshot))
         self.cloud.settle()
         self.assert_nothing_left(self.volume)
@@ -800,6 +816,87 @@ class ThinSnapshotTest(SnapshotTest):
 
     def fill(self):
         self.cloud.nodes[A].volumes.pool_size = units.Gi
+
+
+class ImageCacheTest(SnapshotTestCase):
+    """Each node clones what any of them has in its cache of images."""
+
+    def setUp(self):
+        self.nap = self.patch('tenacity.nap.time')
+        super().setUp()
+        self.nap.sleep.side_effect = self.pass_by
+        self.image = {
+            'id': fake.IMAGE_ID, 'owner': 'project', 'size': units.Gi,
+            'container_format': 'bare', 'disk_format': 'raw',
+            'visibility': 'public', 'updated_at': timeutils.utcnow()}
+        self.content = {number: 'image %d' % number for number in range(16)}
+        for name in ('user_id', 'project_id'):
+            self.override_config('cinder_internal_tenant_' + name, fake.UUID1)
+        self.override('image_volume_cache_enabled', True)
+        for host in (A, B):
+            self.cloud.boot(host)
+        self.made = []
+
+    def pass_by(self, _seconds):
+        for node in self.cloud.nodes.values():
+            node.hydrate()
+        self.cloud.watch()
+
+    def make(self, host=A, size=1):
+        """A volume of the image; whether that was downloaded for it."""
+        volume, downloaded = self.cloud.create_of_image(
+            self.image, self.content, host, size)
+        self.assertEqual('available', volume.status)
+        self.made.append(volume)
+        return downloaded
+
+    def assert_made(self):
+        for _time in range(2):
+            for volume in self.made:
+                read = self.cloud.read(volume)
+                self.assertEqual(self.content, {
+                    number: read[number] for number in self.content})
+            self.cloud.settle()
+        cached = [objects.Volume.get_by_id(self.ctxt, row.volume_id)
+                  for host in (A, B)
+                  for row in db.image_volume_cache_get_all(
+                      self.ctxt, host=host + '#local')]
+        self.assertEqual(1, len(cached))
+        self.assert_nothing_left(self.volume, *cached, *self.made)
+
+    def test_second_volume_needs_no_download(self):
+        self.assertEqual([True, False], [self.make(), self.make()])
+        self.assert_made()
+
+    def test_volume_that_is_larger_than_the_image(self):
+        # Cinder has it cloned for its cache, and grown then.
+        self.assertEqual([True, False], [self.make(size=3),
+                                         self.make(size=2)])
+        self.assertEqual(3 * units.Gi, self.cloud.nodes[A].volumes.disks[
+            self.made[0].name].size)
+        self.assert_made()
+
+    def test_other_node_needs_no_download(self):
+        self.assertEqual([True, False], [self.make(), self.make(B, 2)])
+        self.assert_made()
+
+    def test_node_that_is_down_costs_a_download(self):
+        self.make()
+        self.cloud.down.add(A)
+        self.assertTrue(self.make(B))
+        self.cloud.boot(A)
+        self.assert_made()
+
+
+class ThinImageCacheTest(ImageCacheTest):
+    """With nodes that share their blocks."""
+
+    def setUp(self):
+        super().setUp()
+        for node in self.cloud.nodes.values():
+            node.volumes.pool_size = 64 * units.Gi
+        self.cloud.delete(self.volume)
+        self.volume = self.cloud.create()
 
 
 class TransferTest(ManagerTestCase):

@@ -6,11 +6,13 @@ from cinder import exception as cinder_exception
 from cinder import objects
 from cinder.tests.unit import utils as cinder_test_utils
 import ddt
+from oslo_concurrency import lockutils
 from oslo_utils import units
 import tenacity
 
 from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import handles
+from cinder_localstor.datapath import snapshots
 from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.moves import exports
@@ -396,6 +398,8 @@ class CloneTest(CopierTestCase):
     def test_its_volume_grows_when_all_has_arrived(self):
         if self.thin:
             self.skipTest('thin ones share, and grow at any time')
+        self.patch('tenacity.stop_after_delay',
+                   return_value=tenacity.stop_after_attempt(1))
         volume = self.make(base.A, self.volume)
         mover = self.cloud.movers[base.A]
         error = self.assertRaises(exception.OriginIsRead, mover.extend,
@@ -403,6 +407,25 @@ class CloneTest(CopierTestCase):
         self.assertIn(self.volume.name, str(error))
         self.assert_made(volume)
         mover.extend(self.ctxt, self.volume, 2 * units.Gi)
+
+    def test_volume_that_is_still_made_grows_as_soon_as_it_can(self):
+        # As Cinder does it: what it has downloaded, it clones for others.
+        self.patch('cinder_localstor.moves.gate.SOON', 0)
+        volume = self.make(base.A, self.volume)
+        periods = []
+
+        def pass_by(_seconds):
+            periods.append(self.arrives(volume))
+            self.cloud.hydrate()
+            self.cloud.watch()
+        self.patch('tenacity.nap.time').sleep.side_effect = pass_by
+        self.volume.refresh()
+        self.volume.status = 'downloading'
+        self.cloud.movers[base.A].extend(self.ctxt, self.volume, 2 * units.Gi)
+        if not self.thin:
+            self.assertIn([table.State.MIGRATING], periods)
+        self.assertEqual(2 * units.Gi, self.cloud.nodes[base.A].volumes.disks[
+            self.volume.name].size)
 
     def test_volume_that_is_copied_keeps_its_old_copy_for_so_long(self):
         self.cloud.nodes[base.A].device_mapper.hydrate = lambda most: None
@@ -427,12 +450,98 @@ class CloneTest(CopierTestCase):
         self.assertIn('clone it', str(self.error))
         self.assertEqual([], self.arrives(volume))
 
-    def test_volume_that_has_left(self):
+    def test_volume_that_has_left_is_cloned_from_where_it_is(self):
         volume = self.cloud.refresh(self.volume)
         self.cloud.move(self.volume)
         self.cloud.settle()
-        self.make(base.A, volume)
-        self.assertIsInstance(self.error, exception.VolumeElsewhere)
+        self.assert_made(self.make(base.A, volume))
+
+    # Volumes of other nodes
+
+    def test_clone_on_another_node_can_be_used_at_once(self):
+        volume = self.make(base.B, self.volume, 2)
+        self.assertEqual([table.State.MIGRATING], self.arrives(volume))
+        self.cloud.write(self.volume, 0, 'later')
+        self.assert_made(volume)
+
+    def test_clones_on_several_nodes_read_one_volume(self):
+        self.assert_made(*(self.make(host, self.volume)
+                           for host in (base.B, base.C, base.B)))
+
+    def test_volume_that_is_cloned_elsewhere_moves_on(self):
+        volume = self.make(base.B, self.volume)
+        self.cloud.move(self.volume, base.C)
+        self.assert_made(volume)
+
+    def test_volume_that_is_cloned_elsewhere_is_deleted(self):
+        volume = self.make(base.B, self.volume)
+        self.delete_volume(self.volume)
+        self.assert_content(volume)
+        self.cloud.settle()
+        self.assert_content(volume)
+        self.assertEqual([], self.cloud.leftovers([volume]))
+
+    def assert_not_made(self, volume, kind):
+        self.assertEqual(kind.__name__, self.error.kind)
+        self.cloud.settle()
+        self.volume.refresh()
+        self.delete_volume(volume)
+        self.assertEqual([], self.cloud.leftovers([self.volume]))
+
+    def test_what_still_arrives_elsewhere_is_not_cloned(self):
+        self.cloud.move(self.volume)
+        self.patch('tenacity.stop_after_delay',
+                   return_value=tenacity.stop_after_attempt(1))
+        self.assert_not_made(self.make(base.A, self.volume),
+                             exception.VolumeIsMoving)
+
+    def change_before_it_is_taken(self, change):
+        run = base.Peers.run
+
+        def and_change(peers, peer, move, steps, patient=True):
+            if table.TAKE_SNAPSHOT.name in steps:
+                change()
+            return run(peers, peer, move, steps, patient)
+        self.patch('tests.unit.base.Peers.run', and_change)
+
+    def test_volume_that_grows_meanwhile_is_not_cloned_elsewhere(self):
+        def grow():
+            self.volume.refresh()
+            self.volume.size = 2
+            self.volume.save()
+        self.change_before_it_is_taken(grow)
+        volume = self.make(base.B, self.volume)
+        self.volume.size = 1
+        self.volume.save()
+        self.assert_not_made(volume, exception.VolumeHasChanged)
+
+    def test_volume_that_comes_back_meanwhile_is_not_cloned_elsewhere(self):
+        # As another copy: what the first one was, it is no more.
+        def go_and_come_back():
+            self.patch('tests.unit.base.Peers.run', run)
+            for host in (base.B, base.A):
+                self.cloud.move(self.volume, host)
+                for _time in range(4):
+                    self.cloud.hydrate()
+                    self.cloud.watch()
+        run = base.Peers.run
+        self.change_before_it_is_taken(go_and_come_back)
+        volume = self.make(base.B, self.volume)
+        self.assert_not_made(volume, exception.VolumeHasChanged)
+
+    def test_nothing_happens_to_a_volume_while_it_is_cloned_elsewhere(self):
+        create = snapshots.Snapshots.create
+        held = []
+
+        def look_and_create(*arguments):
+            lock = lockutils.internal_lock(
+                'localstor-volume-' + self.volume.id)
+            held.append(not lock.acquire(blocking=False))
+            return create(*arguments)
+        self.patch('cinder_localstor.datapath.snapshots.Snapshots.create',
+                   look_and_create)
+        self.assert_made(self.make(base.B, self.volume))
+        self.assertEqual([True], held)
 
 
 class ThinFromSnapshotTest(FromSnapshotTest):
@@ -544,3 +653,8 @@ class ClonePowerCutTest(PowerCutTest):
     @ddt.data(simulated.Fault.ERROR_AFTER, simulated.Fault.CRASH)
     def test_volume_is_whole_or_not_there(self, fault):
         self.try_every_call(fault)
+
+
+class CloneElsewherePowerCutTest(ClonePowerCutTest):
+
+    host = base.B

@@ -91,7 +91,7 @@ class CallTest(RpcTestCase):
 
     def test_offer(self):
         self.assertEqual({'content': 7}, self.api.offer(
-            base.B, 'v', 'm', 'snapshot', 'iqn.a'))
+            base.B, 'v', 'm', 'snapshot', 'iqn.a', is_clone=True))
         self.assertEqual([('offer', 'm', 'snapshot', 'iqn.a')],
                          self.answers.asked)
 
@@ -190,7 +190,8 @@ class OlderPeerTest(CallTest):
         self.assertEqual([], self.answers.asked)
 
     def test_offer(self):
-        self.refuses(lambda: self.api.offer(base.B, 'v', 'm', 's', 'iqn.a'))
+        self.refuses(lambda: self.api.offer(base.B, 'v', 'm', 's', 'iqn.a',
+                                            is_clone=False))
 
     def test_run_carries_a_copy(self):
         # It knows no field of one.
