@@ -446,8 +446,11 @@ class LocalStorDriver(driver.VolumeDriver):
                                                   self.local_path(volume)))
                 volume.save()
                 return self._remote.connect(volume, connector)
-        return {'driver_volume_type': LOCAL,
-                'data': {'device_path': self._handles.path(copy)}}
+        data = {'device_path': self._handles.path(copy)}
+        if self._node.volumes.thin:
+            # Of others Cinder says what report_discard_supported says.
+            data['discard'] = True
+        return {'driver_volume_type': LOCAL, 'data': data}
 
     def _move(self, volume: objects.Volume, peer: str) -> str:
         """Bring a volume to a peer; the name of its copy there."""

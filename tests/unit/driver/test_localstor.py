@@ -306,6 +306,10 @@ class ConnectionTest(DriverTestCase):
         self.assertIsNone(self.driver.create_export(self.ctxt, self.volume,
                                                     HERE))
 
+    def test_connection_to_a_thin_volume_tells_that_it_can_be_trimmed(self):
+        self.cloud.nodes[base.A].volumes.pool_size = 64 * units.Gi
+        self.assertIs(True, self.connect(HERE)['data']['discard'])
+
     def test_copy_without_a_handle_is_not_attached(self):
         self.cloud.nodes[base.A].device_mapper.nodes.clear()
         error = self.assertRaises(exception.HandleMissing, self.connect, HERE)
