@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the lab has so that instances run in its nodes.
 
-Natively Placement, Nova's API, conductor and scheduler, Glance, and a Neutron
-that has no networks; in the nodes libvirtd and nova-compute.
+Natively Placement, Nova's API, conductor and scheduler, and a Neutron that has
+no networks; in the nodes libvirtd and nova-compute.
 """
 
 import functools
@@ -23,7 +23,6 @@ PROGRAMS = {
 
 COMPUTE_PORT = 8774
 PLACEMENT_PORT = 8778
-IMAGE_PORT = 9292
 NETWORK_PORT = 9696
 LIBVIRT_PORT = 16509
 
@@ -34,7 +33,7 @@ KEPT = (STATE, '/etc/libvirt/qemu', '/var/lib/libvirt/qemu',
 # libvirtd does not start without it.
 ACCOUNTS = (services.Account('libvirt-qemu', 64055),)
 
-NOVA, PLACEMENT, GLANCE, NEUTRON = 'nova', 'placement', 'glance', 'neutron'
+NOVA, PLACEMENT, NEUTRON = 'nova', 'placement', 'neutron'
 
 
 def _url(port: int, path: str, place: layout.Layout) -> str:
@@ -46,7 +45,6 @@ APIS = (
                  functools.partial(_url, COMPUTE_PORT, '/v2.1')),
     services.Api(PLACEMENT, 'placement',
                  functools.partial(_url, PLACEMENT_PORT, '')),
-    services.Api(GLANCE, 'image', functools.partial(_url, IMAGE_PORT, '')),
     services.Api(NEUTRON, 'network',
                  functools.partial(_url, NETWORK_PORT, '')),
 )
@@ -54,7 +52,7 @@ APIS = (
 # -- Databases --------------------------------------------------------------
 
 _API, _CELL, _CELL0 = 'nova_api', 'nova', 'nova_cell0'
-DATABASES = (_API, _CELL, _CELL0, PLACEMENT, GLANCE)
+DATABASES = (_API, _CELL, _CELL0, PLACEMENT)
 
 
 def _create_cell(place: services.Place) -> list[str]:
@@ -68,8 +66,6 @@ def _create_cell(place: services.Place) -> list[str]:
 SETUP = (
     services.Setup('placement-db-sync', lambda place: control_plane.manage(
         place, PLACEMENT, 'db', 'sync')),
-    services.Setup('glance-db-sync', lambda place: control_plane.manage(
-        place, GLANCE, 'db_sync')),
     services.Setup('nova-api-db-sync', lambda place: control_plane.manage(
         place, NOVA, 'api_db', 'sync')),
     services.Setup('nova-map-cell0', lambda place: control_plane.manage(
@@ -169,32 +165,6 @@ def _placement(place: services.Place) -> configuration.Sections:
     }
 
 
-def _glance(place: services.Place) -> configuration.Sections:
-    """glance-api.conf, which its tool reads, too."""
-    lab = place.layout
-    state = place.directory / GLANCE
-    url = _url(IMAGE_PORT, '', lab)
-    return {
-        'DEFAULT': {'debug': False, 'use_stderr': True,
-                    'worker_self_reference_url': url,
-                    'enabled_backends': 'files:file',
-                    'enabled_import_methods': '[glance-direct]'},
-        'database': configuration.database(lab, GLANCE),
-        'glance_store': {'default_backend': 'files'},
-        'files': {'filesystem_store_datadir': state / 'images'},
-        'os_glance_staging_store': {
-            'filesystem_store_datadir': state / 'staging'},
-        'os_glance_tasks_store': {
-            'filesystem_store_datadir': state / 'tasks'},
-        'keystone_authtoken': configuration.service_user(lab, GLANCE) | {
-            'www_authenticate_uri': configuration.keystone_url(lab)},
-        'paste_deploy': {
-            'flavor': 'keystone', 'config_file':
-                lab.environment / 'etc' / 'glance' / 'glance-api-paste.ini'},
-        'oslo_concurrency': {'lock_path': state / 'locks'},
-    }
-
-
 def _paste(place: services.Place) -> str:
     return str(place.layout.environment / 'etc' / 'nova' / 'api-paste.ini')
 
@@ -213,11 +183,6 @@ def _nova_api_environment(place: services.Place) -> Mapping[str, str]:
     files = (_paste(place), str(control_plane.etc(place) / 'nova.conf'))
     return control_plane.lab_on_path(place) | {
         'OS_NOVA_CONFIG_FILES': ';'.join(files)}
-
-
-def _glance_prepare(place: services.Place) -> None:
-    for name in ('images', 'staging', 'tasks', 'locks'):
-        (place.directory / GLANCE / name).mkdir(parents=True, exist_ok=True)
 
 
 def _joined(place: services.Place) -> services.Probe:
@@ -249,18 +214,6 @@ SERVICES = (
             _placement(place))},
         after=('database',),
         ready=control_plane.listens(control_plane.NAME, PLACEMENT_PORT)),
-    services.Service(
-        name=GLANCE,
-        command=lambda place: control_plane.wsgi(
-            place, 'glance.wsgi.api', IMAGE_PORT),
-        environment=lambda place: control_plane.lab_on_path(place) | {
-            'OS_GLANCE_CONFIG_DIR': str(control_plane.etc(place))},
-        files=lambda place: {
-            name: services.render_ini(_glance(place))
-            for name in ('glance-api.conf', 'glance.conf')},
-        prepare=_glance_prepare,
-        after=('database',),
-        ready=control_plane.listens(control_plane.NAME, IMAGE_PORT)),
     services.Service(
         name=NEUTRON,
         command=lambda place: control_plane.wsgi(place, 'lab.neutron',

@@ -3,6 +3,7 @@
 
 from lab import configuration
 from lab import control_plane
+from lab import images
 from lab import node_services
 from lab import nova
 from lab import services
@@ -21,12 +22,25 @@ VOLUMES = services.Part(
     state_size=sizes.GIB // 2,
     memory=sizes.GIB)
 
+IMAGES = services.Part(
+    programs={},
+    control=images.SERVICES,
+    databases=(images.GLANCE,),
+    setup=images.SETUP,
+    packages=(images.GLANCE,),
+    sources=(images.__file__,),
+    apis=images.APIS,
+    nodes=(),
+    kept=(),
+    state_size=0,
+    memory=0)
+
 INSTANCES = services.Part(
     programs=nova.PROGRAMS,
     control=nova.SERVICES,
     databases=nova.DATABASES,
     setup=nova.SETUP,
-    packages=('nova', 'openstack-placement', 'glance'),
+    packages=('nova', 'openstack-placement'),
     sources=(nova.__file__,),
     apis=nova.APIS,
     nodes=nova.NODE_SERVICES,
@@ -40,4 +54,5 @@ INSTANCES = services.Part(
 
 def of(nova_too: bool) -> services.Part:
     """All that is in a cloud, with or without instances."""
-    return VOLUMES + INSTANCES if nova_too else VOLUMES
+    volumes = VOLUMES + IMAGES
+    return volumes + INSTANCES if nova_too else volumes

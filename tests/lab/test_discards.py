@@ -19,34 +19,28 @@ class DiscardTest(base.MovedTestCase):
             'cinder-thin/' + self.copy_name(self.moved)]).stdout.split()
         return float(size) * float(percent) / 100
 
-    def assert_given_back(self):
-        before = self.used()
-        self.write(self.moved, OFFSET, SIZE)
-        self.assertLess(before + SIZE / 2, self.used())
-        self.moved.node.run([
+    def discard(self):
+        self.destination.run([
             'blkdiscard', '--offset', str(OFFSET << 20), '--length',
             str(SIZE << 20), self.moved.device])
-        self.wait_for('the pool has it back', lambda: (
-            self.used() < before + SIZE / 2))
 
-    def test_discards_free_space_at_rest(self):
+    def test_discards_free_space(self):
         self.assertTrue(self.moved.connection['discard'])
         self.wait_until_arrived(self.moved)
-        self.assert_given_back()
+        self.write(self.moved, OFFSET, SIZE)
+        before = self.used()
+        self.discard()
+        self.wait_for('the pool has it back', lambda: (
+            self.used() < before - SIZE / 2))
         self.assert_whole()
 
     def test_discards_free_space_while_it_arrives(self):
+        if base.DATA_PATHS[1] != 'hydrator':
+            self.skipTest('dm-clone takes no discards')
         self.hold_in_mid_move(self.moved)
-        before = self.used()
         self.write(self.moved, OFFSET, SIZE)
-        self.moved.node.run([
-            'blkdiscard', '--offset', str(OFFSET << 20), '--length',
-            str(SIZE << 20), self.moved.device])
-        # What was discarded is not brought from the source any more.
+        before = self.used()
+        self.discard()
+        self.wait_for('the pool has it back', lambda: (
+            self.used() < before - SIZE / 2))
         self.assert_arrives()
-        self.assertLess(self.used(), before + 2 * SIZE)
-        zeros = self.moved.node.run([
-            'sh', '-c', 'dd if=%s bs=1M count=%d skip=%d iflag=direct '
-            'status=none | tr -d "\\0" | wc -c' % (
-                self.moved.device, SIZE, OFFSET)]).stdout
-        self.assertEqual(0, int(zeros))
