@@ -115,8 +115,8 @@ class Up(_LabCommand):
         parser.add_argument('--nodes', type=int, default=2, metavar='N',
                             help='how many nodes (default: 2)')
         parser.add_argument('--nova', action='store_true',
-                            help='let instances run: Placement, Glance and '
-                                 'Nova, and libvirtd and nova-compute in the '
+                            help='let instances run: Placement and Nova, '
+                                 'and libvirtd and nova-compute in the '
                                  'nodes; "make nova" installs what it needs')
         parser.add_argument('--memory', metavar='SIZE', type=_memory,
                             help='memory of a node (default: 1G, with --nova '

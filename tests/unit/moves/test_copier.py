@@ -464,6 +464,13 @@ class CloneTest(CopierTestCase):
         self.cloud.write(self.volume, 0, 'later')
         self.assert_made(volume)
 
+    def test_report_knows_what_a_clone_on_another_node_reads(self):
+        volume = self.make(base.B, self.volume)
+        for host in (base.A, base.B):
+            self.assertEqual(set(), self.cloud.report(host).found())
+        self.assertEqual(1, len(self.cloud.nodes[base.A].target.exported()))
+        self.assert_made(volume)
+
     def test_clones_on_several_nodes_read_one_volume(self):
         self.assert_made(*(self.make(host, self.volume)
                            for host in (base.B, base.C, base.B)))
