@@ -6,11 +6,13 @@ from lab import leftovers
 from tests.lab import base
 
 
-class MigrationTest(base.LabTestCase):
+class MigrationTestCase(base.LabTestCase):
+
+    volume_type = 'local'
 
     def setUp(self):
         super().setUp()
-        self.volume = self.create()
+        self.volume = self.create(volume_type=self.volume_type)
         self.source = self.home(self.volume)
         attachment = self.attach(self.volume, self.source)
         self.write(attachment)
@@ -36,6 +38,9 @@ class MigrationTest(base.LabTestCase):
         self.detach(attachment)
         self.assertEqual(node.name, self.home(self.volume).name)
 
+
+class MigrationTest(MigrationTestCase):
+
     def test_volume_is_usable_on_the_other_node_at_once(self):
         destination = self.other(self.source)
         self.user.migrate(self.volume, configuration.pool(
@@ -47,24 +52,16 @@ class MigrationTest(base.LabTestCase):
         self.assertIn(self.volume, leftovers.moves(self.cloud))
         self.assert_whole(destination)
 
-    def test_thick_volume_becomes_thin_on_its_own_node(self):
-        for node in self.nodes:
-            if node.name != self.source.name:
-                self.set_service(node.name + '@thin', 'disable')
-                self.addCleanup(self.set_service, node.name + '@thin',
-                                'enable')
+    def test_thick_volume_becomes_thin_where_the_scheduler_says(self):
         self.user.retype(self.volume, 'thin')
         self.wait_until_it_has_ended()
         found = self.user.show(self.volume)
-        self.assertEqual(
-            ('success', 'thin', configuration.pool(self.source.name, 'thin')),
-            (self.ended(), found['volume_type'],
-             found['os-vol-host-attr:host']))
-        self.assert_whole(self.source)
-
-    def set_service(self, host, action):
-        self.cloud.openstack('volume', 'service', 'set', '--' + action, host,
-                             'cinder-volume')
+        self.assertEqual(('success', 'thin'),
+                         (self.ended(), found['volume_type']))
+        home = self.home(self.volume)
+        self.assertEqual(configuration.pool(home.name, 'thin'),
+                         found['os-vol-host-attr:host'])
+        self.assert_whole(home)
 
     def test_service_dies_in_mid_migration(self):
         destination = self.other(self.source)
@@ -80,3 +77,21 @@ class MigrationTest(base.LabTestCase):
             {'success': destination.name, 'error': self.source.name}[
                 self.ended()], self.home(self.volume).name)
         self.assert_whole(self.home(self.volume))
+
+
+class OwnNodeTest(MigrationTestCase):
+    """A volume that may be on any backend goes to the other of its node."""
+
+    volume_type = '__DEFAULT__'
+
+    def test_volume_becomes_one_of_the_other_kind(self):
+        host = self.user.show(self.volume)['os-vol-host-attr:host']
+        node, kind = host.partition('#')[0].split('@')
+        other = next(backend for backend in configuration.BACKENDS
+                     if backend != kind)
+        self.user.migrate(self.volume, configuration.pool(node, other))
+        self.wait_until_it_has_ended()
+        self.assertEqual('success', self.ended())
+        self.assertEqual(configuration.pool(node, other), self.user.show(
+            self.volume)['os-vol-host-attr:host'])
+        self.assert_whole(self.source)
