@@ -1184,8 +1184,8 @@ class SendTest(ManagerTestCase):
     def test_what_cinder_copies_is_left_to_it(self):
         self.cloud.send(self.volume)
         self.cloud.settle()
-        self.cloud.send(self.volume, A)
-        self.cloud.settle()
+        self.cloud.detach(self.volume, self.cloud.arrive(self.volume, A))
+        self.cloud.set_status(self.volume, 'available')
         with mock.patch('cinder.volume.volume_utils.copy_volume',
                         side_effect=simulated.Crash(A, 'dd')):
             self.assertRaises(simulated.Crash, self.cloud.migrate,
