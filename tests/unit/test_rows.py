@@ -40,7 +40,7 @@ class RowsTestCase(base.TestCase):
             self.ctxt, host=host + '#local', size=1, status='available',
             **more)
 
-    def begin(self, volume=None, leaving=(), **more):
+    def begin(self, volume=None, leaving=(), migrated_to='', **more):
         volume = volume or self.volume
         move_id = more.get('move_id', rows.new_move_id(volume.id))
         values = dict(
@@ -53,7 +53,7 @@ class RowsTestCase(base.TestCase):
                                                 serial=move_id))
         return rows.begin(self.ctxt, volume,
                           transfer.Transfer(**{**values, **more}),
-                          'preparing', self.service, leaving)
+                          'preparing', self.service, leaving, migrated_to)
 
     def metadata(self, volume_id):
         """What the admin metadata of a row say, deleted ones too."""
@@ -92,6 +92,13 @@ class BeginTest(RowsTestCase):
         move = self.begin(leaving=('x', 'y'))
         self.assertEqual(move, rows.get(self.ctxt, move.move_id))
         self.assertEqual([move], rows.for_volume(self.ctxt, self.volume.id))
+
+    def test_migration_is_read_as_it_was_written_and_names_the_pool(self):
+        move = self.begin(migrated_to=base.B + '#other')
+        self.assertTrue(move.is_migration)
+        self.assertEqual(move, rows.get(self.ctxt, move.move_id))
+        rows.change_state(self.ctxt, move, 'migrating', swap=True)
+        self.assertEqual(base.B + '#other', self.refresh().host)
 
     def test_move_with_many_attachments_is_read_as_it_was_written(self):
         leaving = tuple('attachment-%d' % number for number in range(100))
