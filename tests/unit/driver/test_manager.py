@@ -1181,6 +1181,16 @@ class SendTest(ManagerTestCase):
         self.cloud.boot(A)
         self.assert_sent()
 
+    def test_volume_of_this_backend_is_not_moved_to_it(self):
+        # A retype may need a new volume on the same backend.
+        volume = self.refresh()
+        with self.cloud.process(A):
+            self.assertEqual(
+                (False, None), self.cloud.driver(volume).migrate_volume(
+                    self.ctxt, volume, {'host': A + '#local', 'capabilities': {
+                        'location_info': localstor.LOCATION % (A, 'vg')}}))
+        self.assertIsNone(self.state())
+
     def test_what_cinder_copies_is_left_to_it(self):
         self.cloud.send(self.volume)
         self.cloud.settle()

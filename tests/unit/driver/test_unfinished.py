@@ -278,6 +278,12 @@ class RetypeTest(UnfinishedTestCase):
         self.settle()
         self.assertEqual(('available', 1), self.state())
 
+    def test_volume_that_was_migrated_before_is_as_it_was(self):
+        self.set_row(self.volume, status='retyping',
+                     migration_status='success')
+        self.settle()
+        self.assertEqual(('available', 1), self.state())
+
     def test_volume_that_cinder_copies_is_left_to_it(self):
         self.set_row(self.volume, status='retyping',
                      migration_status='migrating')

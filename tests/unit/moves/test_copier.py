@@ -410,6 +410,8 @@ class CloneTest(CopierTestCase):
 
     def test_volume_that_is_still_made_grows_as_soon_as_it_can(self):
         # As Cinder does it: what it has downloaded, it clones for others.
+        self.patch('tenacity.stop_after_delay',
+                   return_value=tenacity.stop_after_attempt(1))
         self.patch('cinder_localstor.moves.gate.SOON', 0)
         volume = self.make(base.A, self.volume)
         periods = []

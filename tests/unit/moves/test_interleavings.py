@@ -17,6 +17,7 @@ from typing import Any
 
 from cinder.db import api as db
 from cinder.db import models
+from cinder import exception as cinder_exception
 import ddt
 import sqlalchemy as sa
 
@@ -379,6 +380,56 @@ def restart_and_attach(cloud: Site) -> Pair:
             ('attach', base.A, attach)]
 
 
+def migrate_and_attach(cloud: Site) -> Pair:
+    """A volume is wanted on a third node while it is migrated."""
+    instance = cloud.create(base.A)
+    return [('migrate', base.A,
+             lambda: cloud.send(instance, base.B, may_fail=True)),
+            ('attach', base.A,
+             lambda: cloud.reserved(instance, base.C)())]
+
+
+def migrate_and_extend(cloud: Site) -> Pair:
+    instance = cloud.create(base.A)
+    return [('migrate', base.A,
+             lambda: cloud.send(instance, base.B, may_fail=True)),
+            ('extend', base.A, lambda: cloud.grow(instance))]
+
+
+def migrate_and_restart(cloud: Site) -> Pair:
+    """The node starts that a volume comes to."""
+    instance = cloud.create(base.A)
+    return [('migrate', base.A,
+             lambda: cloud.send(instance, base.B, may_fail=True)),
+            ('restart', base.B, lambda: cloud.boot(base.B))]
+
+
+def clone_elsewhere_and_attach(cloud: Site) -> Pair:
+    """A volume leaves while another node has it cloned."""
+    instance = cloud.create(base.A)
+    attach = cloud.reserved(instance, base.B)
+    return [('clone', base.C,
+             lambda: cloud.clone(instance, base.C, may_fail=True)),
+            ('attach', base.A, attach)]
+
+
+def clone_elsewhere_and_delete(cloud: Site) -> Pair:
+    instance = cloud.create(base.A)
+
+    def clone() -> None:
+        with contextlib.suppress(cinder_exception.VolumeNotFound):
+            cloud.clone(instance, base.C, may_fail=True)
+    return [('clone', base.C, clone),
+            ('delete', base.A, lambda: cloud.destroy(instance))]
+
+
+def clone_elsewhere_and_extend(cloud: Site) -> Pair:
+    instance = cloud.create(base.A)
+    return [('clone', base.C,
+             lambda: cloud.clone(instance, base.C, may_fail=True)),
+            ('extend', base.A, lambda: cloud.grow(instance))]
+
+
 PAIRS = (attach_and_delete, attach_and_delete_in_mid_move, attach_and_extend,
          attach_and_attach, attach_here_and_there, attach_and_give_up,
          attach_and_periods, attach_on_and_end, attach_back_and_end,
@@ -386,7 +437,9 @@ PAIRS = (attach_and_delete, attach_and_delete_in_mid_move, attach_and_extend,
          detach_and_period_of_two, delete_and_delete, delete_and_periods,
          delete_and_end, period_and_nudge, export_again_and_end,
          late_export_and_end, late_creation_and_undoing, restart_and_period,
-         restart_and_attach)
+         restart_and_attach, migrate_and_attach, migrate_and_extend,
+         migrate_and_restart, clone_elsewhere_and_attach,
+         clone_elsewhere_and_delete, clone_elsewhere_and_extend)
 
 
 @ddt.ddt
