@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 
 from lab import configuration
+from lab import leftovers
 from tests.lab import base
 
 # MiB
@@ -140,14 +141,18 @@ class ImageCacheTest(ImageTestCase):
 
     def test_all_nodes_make_their_volumes_of_one(self):
         image = self.upload(self.content)
+        nodes = [self.nodes[0], *self.nodes]
         volumes = [self.create_of(image, node, self.volume_type)
-                   for node in self.nodes for _time in range(2)]
-        self.assertEqual([node.name for node in self.nodes for _time
-                          in range(2)],
+                   for node in nodes]
+        self.assertEqual([node.name for node in nodes],
                          [self.home(volume).name for volume in volumes])
-        for volume in volumes:
-            self.wait_until_arrived(self.assert_holds(volume,
-                                                      self.home(volume)))
+        attachments = [self.assert_holds(volume, node)
+                       for volume, node in zip(volumes, nodes)]
+        self.wait_for('all have arrived', lambda: (
+            not leftovers.moves(self.cloud)))
+        for attachment in attachments:
+            self.assertIn(hashlib.sha256(self.content).hexdigest(),
+                          self.checksum(attachment, size=SIZE))
         self.assertEqual(1, self.downloads())
         self.assertEqual(1, len(self.cached()))
 
