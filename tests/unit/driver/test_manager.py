@@ -1353,11 +1353,19 @@ class CopyTest(SnapshotTestCase):
         self.cloud.watch()
         self.assert_made(volume, beside=[self.volume])
 
+    def space(self, host):
+        """GiB that the scheduler is told of, allocated and provisioned."""
+        with self.cloud.process(host):
+            self.cloud.managers[host].publish_service_capabilities(self.ctxt)
+        pool, = self.cloud.managers[host].last_capabilities['pools']
+        return (pool['allocated_capacity_gb'],
+                int(pool['provisioned_capacity_gb']))
+
     def test_they_take_space_for_the_scheduler(self):
         self.cloud.create_from(self.volume)
-        with self.cloud.process(A):
-            self.cloud.managers[A].publish_service_capabilities(self.ctxt)
-        pool, = self.cloud.managers[A].last_capabilities['pools']
         # The snapshot that the clone reads among them
-        self.assertEqual((3, 3), (pool['allocated_capacity_gb'],
-                                  int(pool['provisioned_capacity_gb'])))
+        self.assertEqual((3, 3), self.space(A))
+
+    def test_clone_of_another_node_takes_space_where_it_is(self):
+        self.cloud.create_from(self.volume, B)
+        self.assertEqual((1, 1), self.space(B))
