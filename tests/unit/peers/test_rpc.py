@@ -213,6 +213,38 @@ class OlderPeerTest(CallTest):
         self.assertEqual(rpc.UNSUPPORTED, error.kind)
 
 
+class EndpointBeforeClones(rpc.Endpoint):
+    """What a peer of 1.3 lets others call."""
+
+    target = messaging.Target(version='1.3')
+
+
+class PeerBeforeClonesTest(CallTest):
+    """The peer makes copies of its snapshots, but takes none for them."""
+
+    def setUp(self):
+        with mock.patch.object(rpc, 'VERSION', '1.3'), \
+                mock.patch.object(rpc, 'Endpoint', EndpointBeforeClones):
+            super().setUp()
+
+    def refuses(self, ask):
+        error = self.assertRaises(exception.PeerFailed, ask)
+        self.assertEqual(rpc.UNSUPPORTED, error.kind)
+        self.assertEqual([], self.answers.asked)
+
+    def test_offer(self):
+        self.refuses(lambda: self.api.offer(base.B, 'v', 'm', 's', 'iqn.a',
+                                            is_clone=True))
+        self.assertEqual({'content': 7}, self.api.offer(
+            base.B, 'v', 'm', 's', 'iqn.a', is_clone=False))
+
+    def test_run_carries_a_clone(self):
+        # It knows no field of one.
+        cloned = dataclasses.replace(test_transfer.TRANSFER, is_copy=True,
+                                     cloned='v')
+        self.refuses(lambda: self.api.run(base.B, cloned, ['take_snapshot']))
+
+
 class OlderCallerTest(CallTest):
     """This node has been upgraded, the one that asks has not."""
 
