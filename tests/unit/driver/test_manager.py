@@ -35,6 +35,13 @@ class ManagerTestCase(base.TestCase):
         self.cloud = services.Services(self)
         self.volume = self.cloud.create()
 
+    def make_thin(self, *hosts):
+        """Let nodes have thin pools, and the volume be anew."""
+        self.cloud.delete(self.volume)
+        for host in hosts:
+            self.cloud.nodes[host].volumes.pool_size = 64 * units.Gi
+        self.volume = self.cloud.create()
+
     def refresh(self):
         return self.cloud.refresh(self.volume)
 
@@ -809,10 +816,7 @@ class ThinSnapshotTest(SnapshotTest):
 
     def setUp(self):
         super().setUp()
-        for node in self.cloud.nodes.values():
-            node.volumes.pool_size = 64 * units.Gi
-        self.cloud.delete(self.volume)
-        self.volume = self.cloud.create()
+        self.make_thin(*self.cloud.nodes)
 
     def fill(self):
         self.cloud.nodes[A].volumes.pool_size = units.Gi
@@ -893,10 +897,7 @@ class ThinImageCacheTest(ImageCacheTest):
 
     def setUp(self):
         super().setUp()
-        for node in self.cloud.nodes.values():
-            node.volumes.pool_size = 64 * units.Gi
-        self.cloud.delete(self.volume)
-        self.volume = self.cloud.create()
+        self.make_thin(*self.cloud.nodes)
 
 
 class TransferTest(ManagerTestCase):
@@ -1090,9 +1091,7 @@ class SendTest(ManagerTestCase):
         self.assert_sent()
 
     def test_thin_volume_becomes_thick(self):
-        self.cloud.delete(self.volume)
-        self.cloud.nodes[A].volumes.pool_size = 64 * units.Gi
-        self.volume = self.cloud.create()
+        self.make_thin(A)
         self.cloud.send(self.volume)
         self.assert_sent()
 
