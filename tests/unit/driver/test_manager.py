@@ -8,6 +8,7 @@ from cinder.db import models
 from cinder import exception as cinder_exception
 from cinder import objects
 from cinder.tests.unit import fake_constants as fake
+from cinder.volume import qos_specs
 from oslo_utils import timeutils
 from oslo_utils import units
 import tenacity
@@ -81,6 +82,21 @@ class LifeTest(ManagerTestCase):
         self.assertEqual('available', self.refresh().status)
         self.assertTrue(self.cloud.delete(self.volume))
         self.assert_nothing_left()
+
+    def test_limits_of_its_type_reach_whoever_attaches_it(self):
+        limits = qos_specs.create(self.ctxt, 'limits', {
+            'consumer': 'front-end', 'total_iops_sec_per_gb': '30'})
+        qos_specs.associate_qos_with_type(self.ctxt, limits.id,
+                                          self.refresh().volume_type_id)
+        for host in (A, B):
+            attachment = self.cloud.reserve(self.volume)
+            connection = services.rpcapi.VolumeAPI().attachment_update(
+                self.ctxt, self.refresh(), self.cloud.connector(host),
+                attachment.id)
+            self.assertEqual(
+                ('local', {'total_iops_sec': 30}),
+                (connection['driver_volume_type'], connection['qos_specs']))
+            attachment.destroy()
 
 
 class CreateTest(ManagerTestCase):
