@@ -130,7 +130,7 @@ class PartsTest(base.BaseTestCase):
     def test_a_cloud_without_instances_has_nothing_of_them(self):
         part = parts.of(nova_too=False)
 
-        self.assertEqual(('keystone', 'cinder'), part.databases)
+        self.assertEqual(('keystone', 'cinder', 'glance'), part.databases)
         self.assertEqual((), part.accounts)
         self.assertEqual({}, part.files(self.place))
         self.assertNotIn('libvirtd', [one.name for one in part.nodes])
