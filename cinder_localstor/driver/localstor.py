@@ -446,7 +446,7 @@ class LocalStorDriver(driver.VolumeDriver):
                                                   self.local_path(volume)))
                 volume.save()
                 return self._remote.connect(volume, connector)
-        data = {'device_path': self._handles.path(copy)}
+        data: dict[str, Any] = {'device_path': self._handles.path(copy)}
         if self._node.volumes.thin:
             # Of others Cinder says what report_discard_supported says.
             data['discard'] = True
