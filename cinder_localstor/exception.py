@@ -297,6 +297,36 @@ class DeletedTooEarly(exception.VolumeIsBusy):
                 "again.")
 
 
+class UnmanagedTooEarly(exception.VolumeIsBusy):
+    message = _("Volume %(volume_id)s %(reason)s, so it is as it was. "
+                "Unmanage it again when 'cinder-localstor status' shows no "
+                "move of it.")
+
+
+class VolumeIsRead(exception.VolumeIsBusy):
+    message = _("Volume %(volume_id)s is as it was, because volumes that were "
+                "made from it still read it (%(snapshots)s). Unmanage it when "
+                "these have arrived.")
+
+
+class SnapshotElsewhere(exception.SnapshotIsBusy):
+    message = _("Snapshot %(snapshot_id)s lies on %(host)s, which its volume "
+                "has left, and can't be unmanaged from another node. It is as "
+                "it was. Attach the volume there, and unmanage it when the "
+                "volume has arrived.")
+
+
+class SnapshotIsNeeded(exception.SnapshotIsBusy):
+    message = _("Snapshot %(snapshot_id)s is as it was, because a volume that "
+                "was made from it still reads it. Unmanage it when that has "
+                "arrived.")
+
+
+class NotManageable(exception.ManageExistingInvalidReference):
+    message = _("Logical volume '%(group)s/%(name)s' on %(host)s is as it "
+                "was, and Cinder can't manage it: %(reason)s.")
+
+
 class VolumeIsBound(exception.InvalidVolume):
     message = _("Volume %(volume_id)s stays on %(host)s as long as it is in "
                 "a group, or Cinder migrates it. Take it out of its group, or "

@@ -74,8 +74,9 @@ FIRST_GENERATION = 1
 MIGRATING = 'migrating'
 # Their status meanwhile, where Cinder lets nobody use them
 LOCKED = ('maintenance', 'retyping')
-# What Cinder's volumes are while their copies are made or deleted
-PASSING = ('creating', 'deleting')
+# What Cinder's volumes are while their copies are made or deleted, come or go
+PASSING = ('creating', 'deleting', 'managing', 'error_managing',
+           'error_managing_deleting', 'unmanaging')
 # What its snapshots are that stand as they are
 STANDING_SNAPSHOTS = ('available', 'backing-up', 'restoring')
 # Digits that the ids of a volume's moves share with its own

@@ -106,6 +106,13 @@ class Label:
         return self._values.get('map', '')
 
     @property
+    def former(self) -> str:
+        """The name that it had before Cinder managed it, '' if Cinder made
+        it.
+        """
+        return self._values.get('former', '')
+
+    @property
     def generation(self) -> str:
         """The generation as it is told, '?' where none is."""
         return self._values.get('generation', '?')

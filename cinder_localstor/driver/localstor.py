@@ -24,6 +24,7 @@ from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor.driver import unfinished
 from cinder_localstor import exception
+from cinder_localstor.moves import custodian
 from cinder_localstor.moves import gate
 from cinder_localstor.moves import service
 from cinder_localstor.node import real
@@ -122,7 +123,8 @@ class LocalStorDriver(driver.VolumeDriver):
             configuration, self._workers)
         self._mover = self._service.mover
         self._unfinished = unfinished.Unfinished(
-            self.host, self._node.volumes, self._mover.extend)
+            self.host, self._node.volumes, self._mover.extend,
+            self._service.custodian)
 
     def check_for_setup_error(self) -> None:
         self._node.volumes.check()
@@ -173,6 +175,8 @@ class LocalStorDriver(driver.VolumeDriver):
 
     def delete_volume(self, volume: objects.Volume) -> None:
         ctxt = context.get_admin_context()
+        if self._service.custodian.give_back(ctxt, volume):
+            return
         # Cinder deletes a volume with its snapshots even where one of these
         # could not be deleted.
         if snapshots := rows.snapshots_of(ctxt, volume.id):
@@ -311,7 +315,9 @@ class LocalStorDriver(driver.VolumeDriver):
                                            snapshot)
 
     def delete_snapshot(self, snapshot: objects.Snapshot) -> None:
-        self._service.keeper.delete(context.get_admin_context(), snapshot)
+        ctxt = context.get_admin_context()
+        if not self._service.custodian.give_back_snapshot(ctxt, snapshot):
+            self._service.keeper.delete(ctxt, snapshot)
 
     def create_volume_from_snapshot(self, volume: objects.Volume,
                                     snapshot: objects.Snapshot
@@ -323,6 +329,57 @@ class LocalStorDriver(driver.VolumeDriver):
                              src_vref: objects.Volume) -> dict[str, str]:
         return self._service.copier.from_volume(
             context.get_admin_context(), volume, src_vref)
+
+    # What is managed and unmanaged
+
+    def manage_existing_get_size(self, volume: objects.Volume,
+                                 existing_ref: custodian.Reference) -> int:
+        return self._service.custodian.size(
+            context.get_admin_context(), volume, existing_ref)
+
+    def manage_existing(self, volume: objects.Volume,
+                        existing_ref: custodian.Reference) -> None:
+        self._service.custodian.manage(context.get_admin_context(), volume,
+                                       existing_ref)
+
+    def unmanage(self, volume: objects.Volume) -> None:
+        self._service.custodian.unmanage(context.get_admin_context(), volume)
+
+    def get_manageable_volumes(
+            self, cinder_volumes: objects.VolumeList,
+            marker: dict[str, str] | str | None, limit: int,
+            offset: int | None, sort_keys: list[str], sort_dirs: list[str],
+    ) -> list[dict[str, Any]]:
+        return volume_utils.paginate_entries_list(
+            self._service.custodian.manageable_volumes(
+                context.get_admin_context()),
+            marker, limit, offset, sort_keys, sort_dirs)
+
+    def manage_existing_snapshot_get_size(
+            self, snapshot: objects.Snapshot,
+            existing_ref: custodian.Reference) -> int:
+        return self._service.custodian.snapshot_size(
+            context.get_admin_context(), snapshot, existing_ref)
+
+    def manage_existing_snapshot(self, snapshot: objects.Snapshot,
+                                 existing_ref: custodian.Reference
+                                 ) -> dict[str, str | None]:
+        return self._service.custodian.manage_snapshot(
+            context.get_admin_context(), snapshot, existing_ref)
+
+    def unmanage_snapshot(self, snapshot: objects.Snapshot) -> None:
+        self._service.custodian.unmanage_snapshot(
+            context.get_admin_context(), snapshot)
+
+    def get_manageable_snapshots(
+            self, cinder_snapshots: objects.SnapshotList,
+            marker: dict[str, str] | str | None, limit: int,
+            offset: int | None, sort_keys: list[str], sort_dirs: list[str],
+    ) -> list[dict[str, Any]]:
+        return volume_utils.paginate_entries_list(
+            self._service.custodian.manageable_snapshots(
+                context.get_admin_context()),
+            marker, limit, offset, sort_keys, sort_dirs)
 
     # Connections
 

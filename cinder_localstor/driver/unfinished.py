@@ -15,6 +15,10 @@ So does a migration.  Where the volume lives tells how it has ended.
 A snapshot that was being deleted stays ``deleting``.  It becomes ``error``,
 and the user is told: whatever was done, it can be deleted again.
 
+What stays ``managing`` is given back and becomes ``error_managing``.  What
+stays ``unmanaging`` is ``available`` if nothing of it was let go yet, and else
+``error``: it is unmanaged again then.
+
 What a message of the bus may yet begin is not broken off.  The service has to
 have run for a while, so that it has taken what waited for it, and the row must
 not have changed for as long.
@@ -25,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Mapping
 import datetime
+from typing import TypeAlias
 
 from cinder import compute
 from cinder import context
@@ -41,6 +46,7 @@ from oslo_utils import units
 import sqlalchemy as sa
 
 from cinder_localstor import exception
+from cinder_localstor.moves import custodian
 from cinder_localstor.moves import gate
 from cinder_localstor.node import interface
 from cinder_localstor import rows
@@ -59,6 +65,8 @@ _RESERVED_WITHIN = (datetime.timedelta(seconds=-2),
 # What previous_status says from then on, until Cinder's API writes its own
 GIVEN_UP = 'extending'
 
+# Cinder's objects are registered after this module is imported.
+Managed: TypeAlias = 'objects.Volume | objects.Snapshot'
 Extend = Callable[[context.RequestContext, objects.Volume, int], None]
 
 
@@ -77,7 +85,7 @@ class Unfinished:
     """Settles what was broken off on the volumes of one backend."""
 
     def __init__(self, host: str, volumes: interface.VolumeGroup,
-                 extend: Extend) -> None:
+                 extend: Extend, keeps: custodian.Custodian) -> None:
         """:param host: ``host@backend``
         :param extend: grows a volume and its handle to so many bytes, or
             finds that it has; raises LocalStorException
@@ -85,6 +93,7 @@ class Unfinished:
         self._host = host
         self._volumes = volumes
         self._extend = extend
+        self._custodian = keeps
         self._messages = message_api.API()
 
     def settle(self, ctxt: context.RequestContext) -> None:
@@ -95,12 +104,34 @@ class Unfinished:
             # While Cinder copies, it is the migration that has to end first.
             if volume.migration_status in gate.MIGRATION_OVER:
                 self._rest(volume)
-        for snapshot in objects.SnapshotList.get_by_host(
-                ctxt, self._host, filters={'status': 'deleting'}):
+        for status in (custodian.MANAGING, custodian.UNMANAGING):
+            for volume in self._stale(ctxt, status):
+                self._settle_managing(
+                    ctxt, volume, self._custodian.settle_volume)
+        for snapshot in self._stale_snapshots(ctxt, 'deleting'):
             # Those of a volume that is deleted with them wait for each other.
-            if (_changed_at(snapshot) < _long_ago()
-                    and snapshot.volume.status != 'deleting'):
+            if snapshot.volume.status != 'deleting':
                 self._break_off_deletion(snapshot)
+        for status in ('creating', custodian.UNMANAGING):
+            for snapshot in self._stale_snapshots(ctxt, status):
+                self._settle_managing(
+                    ctxt, snapshot, self._custodian.settle_snapshot)
+
+    @staticmethod
+    def _settle_managing(ctxt: context.RequestContext, what: Managed,
+                         settle: Callable[..., bool]) -> None:
+        before = what.status
+        try:
+            if settle(ctxt, what):
+                LOG.warning('%(id)s was %(before)s when the service ended, '
+                            'and is %(status)s now',
+                            {'id': what.id, 'before': before,
+                             'status': what.status})
+        except (exception.LocalStorException,
+                cinder_exception.CinderException) as error:
+            LOG.warning('%(id)s was %(before)s when the service ended, and '
+                        'can not be settled yet: %(error)s',
+                        {'id': what.id, 'before': before, 'error': error})
 
     def end_migrations(self, ctxt: context.RequestContext) -> None:
         """End what this backend was migrating when its service ended.
@@ -127,6 +158,12 @@ class Unfinished:
         return [volume for volume in objects.VolumeList.get_all_by_host(
             ctxt, self._host, filters={'status': status})
             if _changed_at(volume) < _long_ago()]
+
+    def _stale_snapshots(self, ctxt: context.RequestContext, status: str
+                         ) -> list[objects.Snapshot]:
+        return [snapshot for snapshot in objects.SnapshotList.get_by_host(
+            ctxt, self._host, filters={'status': status})
+            if _changed_at(snapshot) < _long_ago()]
 
     def _settle_extensions(self, ctxt: context.RequestContext,
                            extending: list[objects.Volume]) -> None:
@@ -199,7 +236,7 @@ class Unfinished:
         self._tell(volume, message_field.Action.EXTEND_VOLUME,
                    message_field.Detail.DRIVER_FAILED_EXTEND)
 
-    def _tell(self, what: objects.Volume | objects.Snapshot,
+    def _tell(self, what: Managed,
               action: tuple[str, str], detail: tuple[str, str]) -> None:
         """Tell the user what has failed."""
         self._messages.create(
@@ -268,8 +305,7 @@ class Unfinished:
             seconds=quota.CONF.reservation_expire) < timeutils.utcnow()
 
 
-def _changed_at(what: objects.Volume | objects.Snapshot
-                ) -> datetime.datetime:
+def _changed_at(what: Managed) -> datetime.datetime:
     """When a row has changed, UTC without a zone as the database has it."""
     return timeutils.normalize_time(what.updated_at or what.created_at)
 

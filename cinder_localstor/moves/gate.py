@@ -14,6 +14,7 @@ import contextlib
 import enum
 
 from cinder import context
+from cinder import exception as cinder_exception
 from cinder import objects
 from cinder.volume import volume_utils
 from oslo_concurrency import lockutils
@@ -36,6 +37,7 @@ class Operation(str, enum.Enum):
     DETACH = 'detach it'
     EXTEND = 'extend it'
     DELETE = 'delete it'
+    UNMANAGE = 'unmanage it'
     SNAPSHOT = 'take a snapshot of it'
     CLONE = 'clone it'
     BACKUP = 'back it up'
@@ -102,6 +104,10 @@ TABLE: dict[Operation, dict[str, Answer]] = {
     # What is recorded is carried out: it can be asked for again.
     Operation.DELETE: _answers(
         _YES, _WAITS, _WAITS, _YES, _YES, _YES, _YES, _YES, _YES, _YES),
+    # There would be two to give away, or a half.
+    Operation.UNMANAGE: _answers(
+        _YES, _UNDECIDED, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES,
+        _YES, _DELETED),
     # What is on another node still would not be in it.
     Operation.SNAPSHOT: _answers(
         _YES, _UNDECIDED, _WAITS, _WAITS, _ARRIVES, _ARRIVES, _YES, _YES,
@@ -124,6 +130,11 @@ TABLE: dict[Operation, dict[str, Answer]] = {
         _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
         _YES, _DELETED),
 }
+
+# Cinder leaves a volume as it was where one of these is told.
+TOO_EARLY: dict[Operation, type[cinder_exception.VolumeIsBusy]] = {
+    Operation.DELETE: exception.DeletedTooEarly,
+    Operation.UNMANAGE: exception.UnmanagedTooEarly}
 
 # What Cinder's own migration leaves behind when it is over
 MIGRATION_OVER = (None, '', 'success', 'error')
@@ -156,8 +167,8 @@ def refusal(move: rows.Move, operation: Operation) -> Exception | None:
             move_id=move.move_id)
     if answer not in WHEN:
         return None
-    if operation is Operation.DELETE:
-        return exception.DeletedTooEarly(
+    if operation in TOO_EARLY:
+        return TOO_EARLY[operation](
             volume_id=move.volume_id, reason='is on its way to %s (move '
             '%s, %s)' % (move.transfer.destination_host, move.move_id,
                          move.state))
@@ -207,6 +218,7 @@ class Gate:
         :raises VolumeIsDiscarded: the volume is as good as deleted
         :raises VolumeElsewhere: it lives on another node
         :raises DeletedTooEarly: the same, for a volume that is deleted
+        :raises UnmanagedTooEarly: the same, for one that is unmanaged
         """
         try:
             with self.lock(volume_id):
@@ -247,8 +259,8 @@ class Gate:
         check_moves(ctxt, volume_id, operation)
         home = volume_utils.extract_host(volume.host)
         if home != self.host and operation is not Operation.DETACH:
-            if operation is Operation.DELETE:
-                raise exception.DeletedTooEarly(
+            if operation in TOO_EARLY:
+                raise TOO_EARLY[operation](
                     volume_id=volume_id, reason='lives on %s by now' % home)
             raise exception.VolumeElsewhere(volume_id=volume_id, host=home,
                                             asked=self.host)

@@ -13,6 +13,7 @@ from cinder_localstor.datapath import source
 from cinder_localstor.datapath import wipes
 from cinder_localstor.moves import answers
 from cinder_localstor.moves import copier
+from cinder_localstor.moves import custodian
 from cinder_localstor.moves import executor
 from cinder_localstor.moves import exports
 from cinder_localstor.moves import facts
@@ -39,6 +40,7 @@ class Service:
     mover: mover.Mover
     copier: copier.Copier
     keeper: keeper.Keeper
+    custodian: custodian.Custodian
     scheduler: scheduler.Scheduler
     recovery: recovery.Recovery
     answers: answers.Answers
@@ -92,6 +94,7 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
                              node_handles, steps, interactive, periodic,
                              peers, volume_gate, configuration),
         keeper=keeps,
+        custodian=custodian.Custodian(host, node, volume_gate),
         scheduler=periodic,
         recovery=recovery.Recovery(host, node_handles, periodic),
         answers=answers.Answers(host, node, on_source, on_destination, steps,

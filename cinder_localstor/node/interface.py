@@ -34,6 +34,9 @@ class LogicalVolume:
         them
     :ivar is_valid: whether it reads what it should; a thick snapshot does not
         any more that could not note a change
+    :ivar taken_of: of any snapshot, a thin one too, what it was taken of
+    :ivar unfit: why a volume of Cinder's can't lie on it, and what to do; ''
+        where one can
     """
 
     name: str
@@ -43,6 +46,8 @@ class LogicalVolume:
     used: int = 0
     origin: str = ''
     is_valid: bool = True
+    taken_of: str = ''
+    unfit: str = ''
 
 
 def snapshots_on(name: str, volumes: Mapping[str, LogicalVolume]

@@ -49,6 +49,12 @@ WHOLE_ORIGIN = '100%ORIGIN'
 # The kernel keeps a record in memory for each chunk that has changed: of 1 TiB
 # 16 million, where LVM's 4 KiB make 268 million.
 CHUNK = '64k'
+# Bytes of the record of a chunk that has changed
+RECORD = 16
+# Kinds that Cinder may have volumes on (lvs(8), lv_attr): linear or striped,
+# an origin, mirrored and RAID ones, thin ones, and snapshots. To remove a
+# cached one would remove an operator's cache.
+FIT = '-omMrRVs'
 # dmeventd extends snapshots that fill up. Ours can't, and to start it takes
 # longer than all the rest.
 UNMONITORED = ('--config', 'activation { monitoring = 0 }')
@@ -94,6 +100,13 @@ def parse_logical_volumes(text: str) -> dict[str, dict[str, Any]]:
                 'zeroes': row['lv_attr'][7] == 'z',
                 # or an invalid snapshot, which may be suspended
                 'valid': row['lv_attr'][4] not in 'IS',
+                # and the first of what kind it is
+                'kind': row['lv_attr'][0],
+                'writable': row['lv_attr'][1] == 'w',
+                'whole': row['lv_attr'][8] != 'p',
+                # The last: not activated with its group
+                'skipped': row['lv_attr'][9] == 'k',
+                'chunk': int(row['chunk_size'] or 0),
                 'pool': row['pool_lv'],
                 'origin': row['origin'],
                 'data_percent': float(row['data_percent'] or 0),
@@ -127,6 +140,27 @@ def parse_devices_section(text: str) -> dict[str, Any]:
         raise exception.OutputNotUnderstood(line=text[:200],
                                             command='lvmconfig')
     return settings
+
+
+def has_room(size: int, origin: int, chunk: int) -> bool:
+    """Whether a thick snapshot can note all that its origin can change.
+
+    Beside the chunks it has a header and, for each of them, a record (Linux'
+    admin-guide/device-mapper/snapshot and drivers/md/dm-snap-persistent.c).
+
+    :param size: its bytes, as LVM tells them
+    :param origin: bytes of its origin
+    :param chunk: bytes of a chunk
+    """
+    if chunk < RECORD:
+        return False
+    chunks = -(-origin // chunk)
+    tables = 1 + -(-chunks // (chunk // RECORD))
+    return size >= (chunks + tables) * chunk
+
+
+def _kind(pool: str) -> str:
+    return "thin, in pool '%s'" % pool if pool else 'thick'
 
 
 def is_admitted(path: str, filters: list[str]) -> bool:
@@ -266,7 +300,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
             'lvs', '--reportformat', 'json', '--units', 'b', '--nosuffix',
             '--options',
             'lv_name,lv_size,lv_tags,lv_attr,pool_lv,origin,data_percent,'
-            'metadata_percent', self.name))
+            'metadata_percent,chunk_size', self.name))
 
     def logical_volumes(self) -> dict[str, interface.LogicalVolume]:
         return self._volumes(self._report())
@@ -278,8 +312,41 @@ class LVMVolumeGroup(interface.VolumeGroup):
             is_open=row['open'],
             used=int(row['size'] * row['data_percent'] / 100),
             origin='' if row['pool'] else row['origin'],
-            is_valid=row['valid'])
+            is_valid=row['valid'], taken_of=row['origin'],
+            unfit=self._unfit(name, report))
             for name, row in report.items() if name != self._pool}
+
+    def _unfit(self, name: str, report: dict[str, dict[str, Any]]) -> str:
+        """Why no volume of Cinder's can lie on a logical volume."""
+        row, full_name = report[name], '%s/%s' % (self.name, name)
+        pool = self._pool if self.thin else ''
+        if row['kind'] not in FIT:
+            return ("it is none of LVM's linear, striped, mirrored, RAID or "
+                    "thin ones, or is just being changed (see 'lvs "
+                    "--options +lv_layout %s'). Copy it to one that is"
+                    % full_name)
+        if row['pool'] != pool:
+            return ('it is %s, and volumes of this backend are %s. Copy it '
+                    'to one that is so' % (_kind(row['pool']), _kind(pool)))
+        if not row['whole']:
+            return ("a disk of it is missing, see 'pvs'. Bring the disk back")
+        if not row['valid']:
+            return ("it is an invalid snapshot, and what it had is lost. "
+                    "Remove it: 'lvremove %s'" % full_name)
+        if not row['writable']:
+            return ("it is read-only. Run 'lvchange --permission rw %s'"
+                    % full_name)
+        if row['skipped'] or not row['active']:
+            return ("it is not active, or would not be after a restart. Run "
+                    "'lvchange --setactivationskip n --activate y "
+                    "--ignoreactivationskip %s'" % full_name)
+        origin = report.get(row['origin'])
+        if not row['pool'] and origin and not has_room(
+                row['size'], origin['size'], row['chunk']):
+            return ("it would be full before all of '%s' has changed, and "
+                    "lost. Run 'lvextend --extents +100%%ORIGIN %s'"
+                    % (row['origin'], full_name))
+        return ''
 
     def pool(self) -> interface.Pool | None:
         if not self.thin:

@@ -130,6 +130,8 @@ class Disk:
     What is in `regions` and not in `durable` is in the disk's cache.  `origin`
     is that of a thick snapshot, see :class:`interface.LogicalVolume`, and
     `tables` are bytes of its size that it has for LVM and its device has not.
+    `taken_of` and `unfit` are those of :class:`interface.LogicalVolume`, and
+    `is_open` is whether somebody has it open who is none of ours.
     """
 
     size: int
@@ -139,6 +141,9 @@ class Disk:
     origin: str = ''
     is_valid: bool = True
     tables: int = 0
+    taken_of: str = ''
+    unfit: str = ''
+    is_open: bool = False
 
     @property
     def used(self) -> int:
@@ -198,7 +203,8 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
     def _volumes(self) -> dict[str, interface.LogicalVolume]:
         return {name: interface.LogicalVolume(
             name, disk.size, disk.tags, used=disk.used, origin=disk.origin,
-            is_valid=disk.is_valid)
+            is_valid=disk.is_valid, taken_of=disk.taken_of, unfit=disk.unfit,
+            is_open=disk.is_open or self._is_used(self.path(name)))
             for name, disk in self.disks.items()}
 
     @property
@@ -269,7 +275,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         found.flush()
         self.disks[name] = Disk(
             found.size, tags, dict(found.regions), dict(found.regions),
-            origin='' if self.thin else origin)
+            origin='' if self.thin else origin, taken_of=origin)
         if not self.thin:
             self.disks[name].tables = TABLES
             self.disks[name].size += TABLES
@@ -281,7 +287,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
                 # What is left are the chunks that its origin had changed.
                 self.disks[name].regions = {0: 'chunks of a snapshot'}
                 self.disks[name].flush()
-            self.disks[name].origin = ''
+            self.disks[name].origin = self.disks[name].taken_of = ''
             self.disks[name].tables = 0
 
     @_fallible
@@ -314,6 +320,8 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         for disk in self.disks.values():
             if disk.origin == name:
                 disk.origin = new
+            if disk.taken_of == name:
+                disk.taken_of = new
 
     @_fallible
     def remove(self, name: str) -> None:

@@ -254,6 +254,18 @@ class Cloud:
         node.flush(path)
         return volume
 
+    def make_foreign(self, name, size=units.Gi, host=A, **more):
+        """A logical volume with something on it that Cinder knows nothing of.
+
+        :returns: it; its content is that of its regions
+        """
+        regions = {number: '%s %d' % (name, number) for number
+                   in range(size // simulated.REGION // interface.SECTOR)}
+        disk = simulated.Disk(size, frozenset(['mine']), regions, **more)
+        disk.flush()
+        self.nodes[host].volumes.disks[name] = disk
+        return disk
+
     def refresh(self, volume):
         return objects.Volume.get_by_id(self.ctxt, volume.id)
 

@@ -285,6 +285,70 @@ class Services(base.Cloud):
         self.content[volume.id] = content
         return volume
 
+    def manage(self, name, host=base.A):
+        """Ask for a logical volume as a volume; its row afterwards."""
+        self._publish()
+        volume = api.API().manage_existing(
+            self._operator(), host + '#local', None, {'source-name': name},
+            volume_type=self.case.vt)
+        self._read_no_deleted()
+        return self.refresh(volume)
+
+    def unmanage(self, volume):
+        """Ask for a volume to be Cinder's no more; its status afterwards,
+        None if it is gone.
+        """
+        return self._delete(volume, unmanage_only=True)
+
+    def delete_failed(self, volume):
+        """As an operator does with what could not be managed."""
+        return self._delete(volume)
+
+    def _delete(self, volume, **how):
+        api.API().delete(self._operator(), self.refresh(volume), **how)
+        try:
+            return self.refresh(volume).status
+        except cinder_exception.VolumeNotFound:
+            return None
+
+    def manageable(self, host=base.A, **page):
+        """What Cinder lists of a backend: the size and whether and why not it
+        can be managed, by name.
+        """
+        found = api.API().get_manageable_volumes(
+            self._operator(), host, None, limit=page.pop('limit', 100),
+            sort_keys=['reference'], sort_dirs=['asc'], **page)
+        return {entry['reference']['source-name']: entry for entry in found}
+
+    def manage_snapshot(self, name, volume):
+        """Ask for a logical volume as a snapshot; its row afterwards."""
+        self._publish()
+        snapshot = api.API().manage_existing_snapshot(
+            self._operator(), {'source-name': name}, self.refresh(volume))
+        self._read_no_deleted()
+        return self.refresh_snapshot(snapshot)
+
+    def unmanage_snapshot(self, snapshot):
+        """As :meth:`unmanage`, of a snapshot."""
+        api.API().delete_snapshot(
+            self._operator(), self.refresh_snapshot(snapshot),
+            unmanage_only=True)
+        try:
+            return self.refresh_snapshot(snapshot).status
+        except cinder_exception.SnapshotNotFound:
+            return None
+
+    def manageable_snapshots(self, host=base.A):
+        """As :meth:`manageable`, of snapshots."""
+        found = api.API().get_manageable_snapshots(
+            self._operator(), host, None, limit=100,
+            sort_keys=['size'], sort_dirs=['desc'])
+        return {entry['reference']['source-name']: entry for entry in found}
+
+    @staticmethod
+    def _operator():
+        return context.RequestContext('operator', 'project', is_admin=True)
+
     def attach(self, volume, host, kind='local'):
         """Attach a volume to an instance on a host; its attachment."""
         attachment = self.reserve(volume)
@@ -421,10 +485,13 @@ class Services(base.Cloud):
         self.set_status(volume, 'reverting')
         rpcapi.VolumeAPI().revert_to_snapshot(self.ctxt, self.refresh(volume),
                                               snapshot)
-        # Cinder has seen to it that deleted rows are read, too.
-        self.ctxt.read_deleted = 'no'
+        self._read_no_deleted()
         self.content[volume.id] = dict(self.content[snapshot.id])
         return self.refresh(volume)
+
+    def _read_no_deleted(self):
+        # Cinder sees to it that deleted rows are read, too, when it notifies.
+        self.ctxt.read_deleted = 'no'
 
     def refresh_snapshot(self, snapshot):
         return objects.Snapshot.get_by_id(self.ctxt, snapshot.id)

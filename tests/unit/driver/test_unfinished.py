@@ -38,7 +38,8 @@ class UnfinishedTestCase(base.TestCase):
             'cinder.scheduler.rpcapi.SchedulerAPI.extend_volume')
         self.nova = self.patch('cinder.compute.API').return_value
         self.unfinished = unfinished.Unfinished(
-            base.A, self.node.volumes, self.extend)
+            base.A, self.node.volumes, self.extend,
+            self.cloud.running[base.A].custodian)
 
     @property
     def node(self):

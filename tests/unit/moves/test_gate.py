@@ -45,8 +45,8 @@ class GateTest(base.TestCase):
         self.move_in(state)
         for operation, answers in gate.TABLE.items():
             expected = ERRORS.get(answers[state])
-            if expected and operation is gate.Operation.DELETE:
-                expected = exception.DeletedTooEarly
+            if expected is exception.VolumeIsMoving:
+                expected = gate.TOO_EARLY.get(operation, expected)
             for ask in (self.gate.check, self.enter):
                 if expected is None:
                     self.assertEqual(self.volume.id, ask(
@@ -96,8 +96,9 @@ class GateTest(base.TestCase):
         there = gate.Gate(base.B, 1)
         self.assertRaises(exception.VolumeElsewhere, there.check, self.ctxt,
                           self.volume.id, gate.Operation.LOCAL)
-        self.assertRaises(cinder_exception.VolumeIsBusy, there.check,
-                          self.ctxt, self.volume.id, gate.Operation.DELETE)
+        for operation in (gate.Operation.DELETE, gate.Operation.UNMANAGE):
+            self.assertRaises(cinder_exception.VolumeIsBusy, there.check,
+                              self.ctxt, self.volume.id, operation)
         there.check(self.ctxt, self.volume.id, gate.Operation.DETACH)
 
     def test_row_is_read_anew(self):

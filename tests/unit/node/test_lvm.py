@@ -17,7 +17,8 @@ from tests.unit.node import fakes
 def row(name='volume-1', **more):
     return {'lv_name': name, 'lv_size': str(units.Gi), 'lv_tags': '',
             'lv_attr': '-wi-a-----', 'pool_lv': '', 'origin': '',
-            'data_percent': '', 'metadata_percent': '', **more}
+            'data_percent': '', 'metadata_percent': '', 'chunk_size': '0',
+            **more}
 
 
 def lvs(*rows):
@@ -37,7 +38,9 @@ class ParseTest(base.TestCase):
                           'tags': frozenset(['localstor.move=m', 'other']),
                           'open': True, 'active': True, 'zeroes': True,
                           'valid': True, 'pool': 'disks-pool', 'origin': '',
-                          'data_percent': 12.5, 'metadata_percent': 0}},
+                          'data_percent': 12.5, 'metadata_percent': 0,
+                          'kind': 'V', 'writable': True, 'whole': True,
+                          'skipped': False, 'chunk': 0}},
             lvm.parse_logical_volumes(lvs(row(
                 lv_tags='localstor.move=m,other', lv_attr='Vwi-aotz--',
                 pool_lv='disks-pool', data_percent='12.50'))))
