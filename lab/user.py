@@ -166,6 +166,29 @@ class User:
         """Ask for the deletion of a snapshot."""
         self._api.delete('/snapshots/' + snapshot_id)
 
+    def manage(self, node: nodes.Node, volume_type: str, name: str) -> str:
+        """Ask for a logical volume of a node as a volume; its id."""
+        return self._api.post('/os-volume-manage', json={'volume': {
+            'host': configuration.pool(node.name, volume_type),
+            'volume_type': volume_type, 'name': name,
+            'ref': {'source-name': name}}}).json()['volume']['id']
+
+    def manage_snapshot(self, volume_id: str, name: str) -> str:
+        """Ask for a logical volume as a snapshot of a volume; its id."""
+        return self._api.post('/os-snapshot-manage', json={'snapshot': {
+            'volume_id': volume_id, 'name': name,
+            'ref': {'source-name': name}}}).json()['snapshot']['id']
+
+    def unmanage(self, volume_id: str) -> None:
+        """Ask for a volume to be Cinder's no more."""
+        self._api.post('/volumes/%s/action' % volume_id,
+                       json={'os-unmanage': {}})
+
+    def unmanage_snapshot(self, snapshot_id: str) -> None:
+        """Ask for a snapshot to be Cinder's no more."""
+        self._api.post('/snapshots/%s/action' % snapshot_id,
+                       json={'os-unmanage': {}})
+
     def connector(self, node: nodes.Node) -> dict[str, Any]:
         """What os-brick says of a node."""
         name = node.run(['cat', '/etc/iscsi/initiatorname.iscsi']).stdout

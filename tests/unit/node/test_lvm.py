@@ -760,3 +760,72 @@ class CheckTest(GroupTestCase):
         group = self.make('auto')
         group.check()
         self.assertTrue(group.thin)
+
+
+@ddt.ddt
+class UnfitTest(GroupTestCase):
+    """What no volume of Cinder's can lie on, in a thick group."""
+
+    PLAIN = row()
+
+    def unfit(self, *rows, **fields):
+        self.command.answer('lvs', lvs(row(**{**self.PLAIN, **fields}),
+                                       *rows))
+        return self.group.logical_volumes()['volume-1'].unfit
+
+    @ddt.data('-wi-a-----', 'owi-a-----', 'rwi-a-r---', 'Rwi-aor---',
+              'mwi-a-m---', 'Mwi-a-m---')
+    def test_linear_striped_mirrored_and_raid_ones_are_fit(self, attributes):
+        self.assertEqual('', self.unfit(lv_attr=attributes))
+
+    @ddt.data(('Cwi-a-C---', 'lv_layout'), ('twi-aotz--', 'lv_layout'),
+              ('vwi-a-v---', 'lv_layout'), ('Owi-a-----', 'lv_layout'),
+              ('-ri-a-----', '--permission rw disks/volume-1'),
+              ('-Ri-a-----', '--permission rw disks/volume-1'),
+              ('-wi-------', '--activate y'), ('-wi-s-----', '--activate y'),
+              ('-wi-a----k', '--setactivationskip n'),
+              ('-wi-a---p-', "see 'pvs'"))
+    @ddt.unpack
+    def test_others_are_not_and_what_to_do_is_told(self, attributes, part):
+        self.assertIn(part, self.unfit(lv_attr=attributes))
+
+    def test_volume_of_the_other_kind_is_not(self):
+        self.assertIn('copy it', self.unfit(
+            lv_attr='Vwi-a-tz--', pool_lv='disks-pool').lower())
+
+    @ddt.data((1, 65536, True), (0, 65536, False), (1, 4096, False),
+              (2, 4096, True), (1, 0, False))
+    @ddt.unpack
+    def test_thick_snapshot_needs_room_for_all_that_can_change(
+            self, extents, chunk, fits):
+        unfit = self.unfit(
+            row('origin', lv_attr='owi-a-s---'), lv_attr='swi-a-s---',
+            origin='origin', chunk_size=str(chunk),
+            lv_size=str(units.Gi + extents * 4 * units.Mi))
+        self.assertEqual(fits, not unfit)
+        if not fits:
+            self.assertIn('+100%ORIGIN disks/volume-1', unfit)
+
+
+class ThinUnfitTest(GroupTestCase):
+
+    kind = 'thin'
+
+    def unfit(self, **fields):
+        self.command.answer('lvs', lvs(row(**fields)))
+        return self.group.logical_volumes()['volume-1'].unfit
+
+    def test_volume_of_the_pool_is_fit(self):
+        self.assertEqual('', self.unfit(lv_attr='Vwi-a-tz--',
+                                        pool_lv='disks-pool'))
+
+    def test_volume_of_another_pool_or_of_none_is_not(self):
+        self.assertIn("pool 'fast'", self.unfit(lv_attr='Vwi-a-tz--',
+                                                pool_lv='fast'))
+        self.assertIn('it is thick', self.unfit())
+
+    def test_thin_snapshot_tells_what_it_was_taken_of(self):
+        self.command.answer('lvs', lvs(row(
+            lv_attr='Vwi-a-tz--', pool_lv='disks-pool', origin='other')))
+        found = self.group.logical_volumes()['volume-1']
+        self.assertEqual(('other', ''), (found.taken_of, found.origin))
