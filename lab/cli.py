@@ -118,21 +118,28 @@ class Up(_LabCommand):
                             help='let instances run: Placement and Nova, '
                                  'and libvirtd and nova-compute in the '
                                  'nodes; "make nova" installs what it needs')
+        parser.add_argument('--backup', action='store_true',
+                            help='cinder-backup in the nodes, which keeps '
+                                 'what it makes in one directory for all')
+        parser.add_argument('--lvm', action='store_true',
+                            help='a third backend in each node, "lvm": '
+                                 'Cinder\'s own driver, with thick volumes')
         parser.add_argument('--memory', metavar='SIZE', type=_memory,
-                            help='memory of a node (default: 1G, with --nova '
-                                 '2G)')
+                            help='memory of a node (default: 1G, with '
+                                 '--nova, --backup or --lvm 2G)')
         parser.add_argument('--disk-size', type=_size, metavar='SIZE',
                             default=8 * sizes.GIB,
-                            help='size of each of the two disks of a node; '
-                                 'they are sparse files (default: 8G)')
+                            help='size of the disk of each backend of a '
+                                 'node, a sparse file (default: 8G)')
         _add_disks(parser, 'plain')
         parser.add_argument('--driver', metavar='CLASS',
-                            help='volume driver of both backends (default: '
+                            help='volume driver of "local" and "thin" '
+                                 '(default: '
                                  'the driver of this repository)')
         parser.add_argument('--option', type=_option, action='append',
                             default=[], metavar='SECTION.KEY=VALUE',
-                            help='set an option in cinder.conf of every '
-                                 'node; may be repeated')
+                            help='set an option in every cinder.conf; may '
+                                 'be repeated')
         parser.add_argument('--kernel', choices=('stock', 'own'),
                             default='stock',
                             help='what the nodes run: Debian\'s kernel, or '
@@ -156,7 +163,9 @@ class Up(_LabCommand):
                 parsed_args.nodes, report, driver=parsed_args.driver,
                 options=options, disk_size=parsed_args.disk_size,
                 disks=parsed_args.disks, memory=parsed_args.memory,
-                kernel=parsed_args.kernel, nova=parsed_args.nova,
+                kernel=parsed_args.kernel,
+                also=[name for name in parts.OPTIONAL
+                      if getattr(parsed_args, name)],
                 bare=parsed_args.bare, keep=parsed_args.keep)
         if fresh:
             text = f'ready after {time.monotonic() - started:.0f} s'
@@ -427,7 +436,7 @@ class Service(_LabCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Describe the arguments."""
         parser = super().get_parser(prog_name)
-        part = parts.of(nova_too=True)
+        part = parts.of(parts.OPTIONAL)
         on_nodes = ', '.join(service.name for service in part.nodes)
         on_control = ', '.join(service.name for service in part.control)
         parser.add_argument('place', metavar='NODE',

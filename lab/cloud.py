@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole lab: control plane, nodes and network."""
 
+from collections.abc import Collection
 import contextlib
 import fcntl
 import functools
@@ -133,16 +134,17 @@ class Cloud:
            disk_size: int = 8 * sizes.GIB, disks: str = 'plain',
            memory: str | None = None,
            environment: Mapping[str, Mapping[str, str]] | None = None,
-           kernel: str = 'stock', nova: bool = False, bare: bool = False,
-           keep: bool = False) -> bool:
+           kernel: str = 'stock', also: Collection[str] = (),
+           bare: bool = False, keep: bool = False) -> bool:
         """Bring everything up; False if it was up already.
 
-        ``driver`` is the volume driver of all backends, ``options`` are
-        further sections of every node's cinder.conf; ``disks`` are ``plain``
+        ``driver`` is the volume driver of the backends that are ours,
+        ``options`` are further sections of every cinder.conf, and ``also`` are
+        optional parts (:data:`lab.parts.OPTIONAL`); ``disks`` are ``plain``
         or ``volatile`` (:mod:`lab.volatile`). ``environment`` is what
         the services of a node find in theirs, by its name. ``kernel`` is what
-        the nodes run, ``stock`` or ``own``. With ``nova`` instances can run,
-        and a node has more ``memory`` unless it is given. A ``bare`` lab is
+        the nodes run, ``stock`` or ``own``. A node has the ``memory`` that
+        its parts need, unless it is given. A ``bare`` lab is
         its nodes alone, without any service. With ``keep`` a lab that did not
         come up is left as it is, to look at.
         """
@@ -153,12 +155,12 @@ class Cloud:
             raise errors.LabError(
                 'The lab needs root: it makes a network namespace and '
                 'devices in it.')
-        part = parts.of(nova)
+        part = parts.of(also)
         self._check_programs(part)
         kernels.named(kernel)
         if disks == 'volatile':
             volatile.check()
-        if nova:
+        if 'nova' in also:
             nova_setup.check()
         with self._locked():
             if self.running and self._settings().get('complete', True):
@@ -168,7 +170,8 @@ class Cloud:
             settings = {
                 'nodes': [layout.Layout.node_name(number + 1)
                           for number in range(nodes)],
-                'disk_size': disk_size, 'disks': disks, 'nova': nova,
+                'disk_size': disk_size, 'disks': disks,
+                'parts': sorted(also),
                 'memory': memory or f'{part.memory >> 20}M',
                 'complete': False,
                 'kernel': kernel, 'bare': bare,
@@ -251,7 +254,8 @@ class Cloud:
         """Where the control plane runs, for its declarations."""
         return services.Place(control_plane.NAME,
                               self.layout.address(control_plane.NAME),
-                              self.layout.directory, self.layout)
+                              self.layout.directory, self.layout,
+                              self._settings()['options'])
 
     # -- Faults -------------------------------------------------------------
 
@@ -359,8 +363,8 @@ class Cloud:
 
         :raises StartFailed: it does not within 60 s
         """
-        expected = {f'{node.name}@{backend}' for node in nodes
-                    for backend in configuration.BACKENDS}
+        expected = {f'{node.name}@{backend.name}' for node in nodes
+                    for backend in self._part.backends}
         deadline = time.monotonic() + 60
         while True:
             answer = self.volume_api.get('/os-services')
@@ -401,7 +405,7 @@ class Cloud:
 
     @property
     def _part(self) -> services.Part:
-        return parts.of(self._settings()['nova'])
+        return parts.of(self._settings()['parts'])
 
     def _save_settings(self, settings: dict[str, Any]) -> None:
         draft = self._settings_file.with_suffix('.new')
@@ -500,7 +504,7 @@ class Cloud:
         steps.add('backends reported', lambda: self.wait_for_backends(nodes),
                   ['volume types', 'cinder-scheduler',
                    *(f'{node.name} cinder-volume' for node in nodes)])
-        if self._settings()['nova']:
+        if 'nova' in self._settings()['parts']:
             self._plan_instances(steps, nodes)
 
     def _plan_instances(self, steps: plan.Plan,
@@ -572,11 +576,11 @@ class Cloud:
         api = self.volume_api
         present = {kind['name'] for kind in
                    api.get('/types').json()['volume_types']}
-        for backend in configuration.BACKENDS:
-            if backend not in present:
+        for backend in self._part.backends:
+            if backend.name not in present:
                 api.post('/types', json={'volume_type': {
-                    'name': backend,
-                    'extra_specs': {'volume_backend_name': backend}}})
+                    'name': backend.name, 'extra_specs': {
+                        'volume_backend_name': backend.name}}})
 
     def _take_down(self) -> bool:
         """End every process of the lab, remove all but its logs."""

@@ -23,9 +23,11 @@ COMPUTE_VERSION = '2.74'
 
 Sections = dict[str, dict[str, Any]]
 
-# The node's backends: what Cinder calls them, and what they lie on.
+# The backends of the driver of this repository
 BACKENDS = ('local', 'thin')
 DEFAULT_DRIVER = 'cinder_localstor.driver.LocalStorDriver'
+# Of a node's
+CINDER_STATE = '/var/lib/cinder'
 
 # Of every service, so that its log tells what it does and not how
 LOG_LEVELS = ','.join((
@@ -169,20 +171,15 @@ def cinder_control(place: services.Place) -> Sections:
 
 def cinder_volume(place: services.Place, config: str) -> Sections:
     """cinder.conf of a node."""
-    state = '/var/lib/cinder'
+    state = CINDER_STATE
     helper = shlex.join([str(place.binaries / 'privsep-helper'),
                          '--config-file', config])
-    backend = {
-        'volume_driver': DEFAULT_DRIVER,
-        'target_ip_address': place.address,
-        'volumes_dir': f'{state}/volumes',
-        # tgtd then reads its backing store past the page cache.
-        'iscsi_target_flags': 'direct',
-        # It is the lab that makes Nova's calls.
-        'localstor_online_extend': True,
-    }
+    backends = {backend.name: {'volume_backend_name': backend.name,
+                               'volume_group': backend.group,
+                               **backend.options(place)}
+                for backend in place.backends}
     return services.merged(cinder(place), {
-        'DEFAULT': {'enabled_backends': ','.join(BACKENDS),
+        'DEFAULT': {'enabled_backends': ','.join(backends),
                     'state_path': state,
                     'volume_clear_size': 0},
         'oslo_concurrency': {'lock_path': f'{state}/locks'},
@@ -191,12 +188,37 @@ def cinder_volume(place: services.Place, config: str) -> Sections:
         'privsep_osbrick': {'helper_command': helper},
         'localstor_privileged': {'helper_command': helper},
         'localstor_lio_privileged': {'helper_command': helper},
-        'local': backend | {
-            'volume_backend_name': 'local',
-            'volume_group': 'cinder-local', 'lvm_type': 'default',
-            'target_helper': 'tgtadm', 'target_port': 3260},
-        'thin': backend | {
-            'volume_backend_name': 'thin',
-            'volume_group': 'cinder-thin', 'lvm_type': 'thin',
-            'target_helper': 'lioadm', 'target_port': 3261},
+        **backends,
     }, place.options)
+
+
+def _exported_by_tgt(place: services.Place) -> dict[str, Any]:
+    return {'target_ip_address': place.address,
+            'volumes_dir': f'{CINDER_STATE}/volumes',
+            'target_helper': 'tgtadm', 'target_port': 3260}
+
+
+def local(place: services.Place) -> dict[str, Any]:
+    """The driver of this repository, with thick volumes and tgt."""
+    return _exported_by_tgt(place) | {
+        'volume_driver': DEFAULT_DRIVER,
+        'lvm_type': 'default',
+        # tgtd then reads its backing store past the page cache.
+        'iscsi_target_flags': 'direct',
+        # It is the lab that makes Nova's calls.
+        'localstor_online_extend': True,
+    }
+
+
+def thin(place: services.Place) -> dict[str, Any]:
+    """The driver of this repository, with a thin pool and LIO."""
+    return local(place) | {
+        'lvm_type': 'thin', 'target_helper': 'lioadm', 'target_port': 3261}
+
+
+def in_tree(place: services.Place) -> dict[str, Any]:
+    """Cinder's own driver of LVM, with thick volumes and tgt."""
+    return _exported_by_tgt(place) | {
+        'volume_driver': 'cinder.volume.drivers.lvm.LVMVolumeDriver',
+        'lvm_type': 'default',
+    }

@@ -22,7 +22,7 @@ class MigratingServer(story.Story):
         'QEMU.\nA server boots from a volume, migrates live to the other '
         'node, and its volume\nfollows. Another volume goes from one server '
         'to the next.')
-    nova = True
+    also = ('nova',)
 
     def tell(self) -> None:
         """All of it."""

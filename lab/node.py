@@ -277,7 +277,8 @@ class Node:
         """Where its services run, for their declarations."""
         return services.Place(
             self.name, self.address, self.directory, self._layout,
-            services.merged(self._settings['options'], self._options()))
+            services.merged(self._settings['options'], self._options()),
+            self._part.backends)
 
     def configure(self, sections: services.Options | None = None,
                   environment: Mapping[str, str] | None = None) -> None:
@@ -385,7 +386,7 @@ class Node:
 
     @property
     def _part(self) -> services.Part:
-        return parts.of(self._settings['nova'])
+        return parts.of(self._settings['parts'])
 
     @property
     def _kernel(self) -> kernel.Kernel:

@@ -15,7 +15,7 @@ from lab import services
 
 # What a machine keeps when its power fails lies on this disk.
 STATE_MOUNT = '/var/lib/node'
-KEPT = ('/var/lib/cinder', '/etc/iscsi', '/etc/target',
+KEPT = (configuration.CINDER_STATE, '/etc/iscsi', '/etc/target',
         '/etc/lvm/archive', '/etc/lvm/backup')
 
 DRIVER_PACKAGES = ('cinder_localstor',)
@@ -69,8 +69,12 @@ def _state(device: str, kept_paths: Iterable[str]) -> str:
     return '\n'.join(lines)
 
 
-def _group(name: str, *made_once: str) -> Callable[[str], str]:
-    """A volume group, with what is made in it at the first boot."""
+def _group(backend: services.Backend) -> Callable[[str], str]:
+    """The volume group of a backend, made at the first boot."""
+    name = backend.group
+    # Cinder looks for a pool of this name.
+    made_once = [f'lvcreate -q --type thin-pool --extents 95%FREE'
+                 f' --name {name}-pool {name}'] if backend.thin else []
     # Whether there is a group is asked, and not seen in a failure to activate
     # it: after a power cut one volume of many may be beyond LVM's reach, and
     # the node goes on with the others, as a real machine does.
@@ -83,16 +87,10 @@ def _group(name: str, *made_once: str) -> Callable[[str], str]:
         f' echo "lab: not every volume of {name} can be used; going on"'])
 
 
-def _thin_group(name: str) -> Callable[[str], str]:
-    # Cinder looks for a pool of this name.
-    return _group(name, f'lvcreate -q --type thin-pool --extents 95%FREE'
-                        f' --name {name}-pool {name}')
-
-
 def disks(size: int, part: services.Part) -> tuple[Disk, ...]:
     """The disks of a node; the kernel names them in this order."""
-    return (Disk('local', size, _group('cinder-local')),
-            Disk('thin', size, _thin_group('cinder-thin')),
+    return (*(Disk(backend.name, size, _group(backend))
+              for backend in part.backends),
             Disk('state', part.state_size,
                  lambda device: _state(device, part.kept)))
 
@@ -159,7 +157,8 @@ exec "$@"
 '''
 
 
-def _cinder_config(place: services.Place) -> str:
+def cinder_config(place: services.Place) -> str:
+    """The node's cinder.conf."""
     # On the machine's side, so that it can be rewritten at any time.
     return str(place.directory / 'cinder.conf')
 
@@ -190,6 +189,8 @@ def repository_on_path(place: services.Place) -> dict[str, str]:
                           f'{place.layout.repository}'}
 
 
+BACKENDS = (services.Backend('local', configuration.local),
+            services.Backend('thin', configuration.thin, thin=True))
 SERVICES = (
     services.Service(
         name='iscsid',
@@ -216,18 +217,18 @@ SERVICES = (
         command=lambda place: [
             str(place.binaries / 'python'),
             str(place.binaries / 'cinder-volume'),
-            '--config-file', _cinder_config(place)],
+            '--config-file', cinder_config(place)],
         files=lambda place: {
-            _cinder_config(place): services.render_ini(
-                configuration.cinder_volume(place, _cinder_config(place))),
+            cinder_config(place): services.render_ini(
+                configuration.cinder_volume(place, cinder_config(place))),
             '/etc/cinder/cinder.conf': services.Link(
-                _cinder_config(place))},
+                cinder_config(place))},
         environment=repository_on_path,
         prepare=_cinder_prepare,
         after=('iscsid', 'tgtd'),
         ready=lambda place: services.Probe(
             says='Driver post RPC initialization completed successfully',
-            times=len(configuration.BACKENDS),
+            times=len(place.backends),
             fails='Failed to initialize driver'),
         stop_timeout=20,
         # Many commands, each of them slow on a machine that is busy; one that

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the lab has so that instances run in its nodes.
 
-Natively Placement, Nova's API, conductor and scheduler, and a Neutron that has
-no networks; in the nodes libvirtd and nova-compute.
+Natively Placement, Nova's API, conductor and scheduler; in the nodes libvirtd
+and nova-compute.
 """
 
 import functools
@@ -23,7 +23,6 @@ PROGRAMS = {
 
 COMPUTE_PORT = 8774
 PLACEMENT_PORT = 8778
-NETWORK_PORT = 9696
 LIBVIRT_PORT = 16509
 
 STATE = '/var/lib/nova'
@@ -33,7 +32,7 @@ KEPT = (STATE, '/etc/libvirt/qemu', '/var/lib/libvirt/qemu',
 # libvirtd does not start without it.
 ACCOUNTS = (services.Account('libvirt-qemu', 64055),)
 
-NOVA, PLACEMENT, NEUTRON = 'nova', 'placement', 'neutron'
+NOVA, PLACEMENT = 'nova', 'placement'
 
 
 def _url(port: int, path: str, place: layout.Layout) -> str:
@@ -45,8 +44,6 @@ APIS = (
                  functools.partial(_url, COMPUTE_PORT, '/v2.1')),
     services.Api(PLACEMENT, 'placement',
                  functools.partial(_url, PLACEMENT_PORT, '')),
-    services.Api(NEUTRON, 'network',
-                 functools.partial(_url, NETWORK_PORT, '')),
 )
 
 # -- Databases --------------------------------------------------------------
@@ -214,12 +211,6 @@ SERVICES = (
             _placement(place))},
         after=('database',),
         ready=control_plane.listens(control_plane.NAME, PLACEMENT_PORT)),
-    services.Service(
-        name=NEUTRON,
-        command=lambda place: control_plane.wsgi(place, 'lab.neutron',
-                                                 NETWORK_PORT),
-        environment=control_plane.lab_on_path,
-        ready=control_plane.listens(control_plane.NAME, NETWORK_PORT)),
     services.Service(
         name='nova-api',
         command=lambda place: control_plane.wsgi(

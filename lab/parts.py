@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts that a cloud of the lab can have."""
 
+from collections.abc import Collection
+import functools
+import operator
+
+from lab import backups
 from lab import configuration
 from lab import control_plane
 from lab import images
+from lab import networks
 from lab import node_services
 from lab import nova
 from lab import services
@@ -18,22 +24,23 @@ VOLUMES = services.Part(
     sources=(control_plane.__file__,),
     apis=(services.Api('cinder', 'volumev3', configuration.cinder_url),),
     nodes=node_services.SERVICES,
+    backends=node_services.BACKENDS,
     kept=node_services.KEPT,
     state_size=sizes.GIB // 2,
     memory=sizes.GIB)
 
 IMAGES = services.Part(
-    programs={},
     control=images.SERVICES,
     databases=(images.GLANCE,),
     setup=images.SETUP,
     packages=(images.GLANCE,),
     sources=(images.__file__,),
-    apis=images.APIS,
-    nodes=(),
-    kept=(),
-    state_size=0,
-    memory=0)
+    apis=images.APIS)
+
+NETWORKS = services.Part(
+    control=networks.SERVICES,
+    sources=(networks.__file__,),
+    apis=networks.APIS)
 
 INSTANCES = services.Part(
     programs=nova.PROGRAMS,
@@ -52,7 +59,18 @@ INSTANCES = services.Part(
     files=nova.node_files)
 
 
-def of(nova_too: bool) -> services.Part:
-    """All that is in a cloud, with or without instances."""
-    volumes = VOLUMES + IMAGES
-    return volumes + INSTANCES if nova_too else volumes
+BACKUPS = services.Part(nodes=backups.SERVICES, memory=2 * sizes.GIB)
+
+# What a driver is judged beside
+IN_TREE = services.Part(
+    backends=(services.Backend('lvm', configuration.in_tree),),
+    memory=2 * sizes.GIB)
+
+OPTIONAL = {'nova': INSTANCES, 'backup': BACKUPS, 'lvm': IN_TREE}
+
+
+def of(chosen: Collection[str]) -> services.Part:
+    """All that is in a cloud with these optional parts."""
+    return functools.reduce(operator.add, (
+        part for name, part in OPTIONAL.items() if name in chosen),
+        VOLUMES + IMAGES + NETWORKS)

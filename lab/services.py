@@ -30,6 +30,8 @@ class Place:
     layout: layout.Layout
     # Sections of the OpenStack configuration the user of the lab set.
     options: Options = dataclasses.field(default_factory=dict)
+    # Those of a node
+    backends: 'tuple[Backend, ...]' = ()
 
     @property
     def binaries(self) -> pathlib.Path:
@@ -47,6 +49,21 @@ class Place:
                         '/usr/sbin:/usr/bin:/sbin:/bin',
                 'LANG': 'C.UTF-8', 'HOME': '/root',
                 'PYTHONWARNINGS': 'ignore'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """What a node's cinder-volume has on one disk, and its volume type."""
+
+    name: str
+    options: Callable[[Place], Mapping[str, Any]]
+    # Whether its volume group has a thin pool
+    thin: bool = False
+
+    @property
+    def group(self) -> str:
+        """The volume group on its disk."""
+        return f'cinder-{self.name}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,22 +135,23 @@ class Part:
     """
 
     # On the control plane
-    programs: Mapping[str, str]
-    control: tuple[Service, ...]
-    databases: tuple[str, ...]
+    programs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    control: tuple[Service, ...] = ()
+    databases: tuple[str, ...] = ()
     # Those of a part may wait for each other and for those before it.
-    setup: tuple[Setup, ...]
+    setup: tuple[Setup, ...] = ()
     # Python packages and files of the lab that shape the databases
-    packages: tuple[str, ...]
-    sources: tuple[str, ...]
-    apis: tuple[Api, ...]
+    packages: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    apis: tuple[Api, ...] = ()
     # In the nodes
-    nodes: tuple[Service, ...]
+    nodes: tuple[Service, ...] = ()
+    backends: tuple[Backend, ...] = ()
     # Directories that outlive a power cut, on a disk of this many bytes
-    kept: tuple[str, ...]
-    state_size: int
+    kept: tuple[str, ...] = ()
+    state_size: int = 0
     # Of a node that nobody wants to be smaller or larger, in bytes
-    memory: int
+    memory: int = 0
     accounts: tuple[Account, ...] = ()
     files: Callable[[Place], Mapping[str, str | Link]] = nothing
 
@@ -148,6 +166,7 @@ class Part:
             sources=self.sources + other.sources,
             apis=self.apis + other.apis,
             nodes=self.nodes + other.nodes,
+            backends=self.backends + other.backends,
             kept=self.kept + other.kept,
             state_size=max(self.state_size, other.state_size),
             memory=max(self.memory, other.memory),

@@ -45,12 +45,12 @@ class Story(abc.ABC):
 
     :cvar name: of its lab
     :cvar title: what it is about, in a few lines
-    :cvar nova: whether instances run in it
+    :cvar also: what its cloud has besides volumes
     """
 
     name: str
     title: str
-    nova = False
+    also: tuple[str, ...] = ()
 
     def __init__(self, cloud: clouds.Cloud, console: rich.console.Console
                  ) -> None:
@@ -165,7 +165,7 @@ def main(kind: type[Story], argv: list[str] | None = None) -> int:
     try:
         with progress.shown(sys.stdout) as shown:
             cloud.up(nodes=2, progress=shown, options=settings,
-                     nova=kind.nova)
+                     also=kind.also)
         story = kind(cloud, console)
         story.measure('the cloud came up in',
                       '%.0f s' % (time.monotonic() - start))

@@ -24,7 +24,7 @@ NAME = os.environ.get('LOCALSTOR_NOVA_LAB', 'nova')
 def cloud():
     """The lab of these tests, up: two nodes in which instances run."""
     found = clouds.Cloud(NAME)
-    found.up(nodes=2, nova=True, options={
+    found.up(nodes=2, also=['nova'], options={
         backend: {'localstor_data_path': path} | base.QUICK
         for backend, path in zip(configuration.BACKENDS, base.DATA_PATHS)})
     return found

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -14,6 +15,7 @@ from lab import layout
 from lab import node_services
 from lab import parts
 from lab import services
+from lab import sizes
 
 
 class RenderTest(base.BaseTestCase):
@@ -104,14 +106,14 @@ class PartsTest(base.BaseTestCase):
     @ddt.data('control', 'nodes', 'setup')
     def test_everything_waits_only_for_what_is_before_it(self, kind):
         seen = set()
-        for declared in getattr(parts.of(nova_too=True), kind):
+        for declared in getattr(parts.of(parts.OPTIONAL), kind):
             self.assertLessEqual(set(declared.after), seen, declared.name)
             seen.add(declared.name)
 
     @ddt.data('control', 'nodes')
     def test_everything_renders(self, kind):
         place = self.place
-        for service in getattr(parts.of(nova_too=True), kind):
+        for service in getattr(parts.of(parts.OPTIONAL), kind):
             self.assertTrue(all(isinstance(word, str)
                                 for word in service.command(place)))
             service.files(place)
@@ -119,7 +121,7 @@ class PartsTest(base.BaseTestCase):
                 self.assertIsInstance(service.ready(place), services.Probe)
 
     def test_databases_are_made_of_commands_and_of_what_is_in_the_cloud(self):
-        part = parts.of(nova_too=True)
+        part = parts.of(parts.OPTIONAL)
 
         for setup in part.setup:
             self.assertTrue(all(isinstance(word, str)
@@ -128,15 +130,60 @@ class PartsTest(base.BaseTestCase):
             self.assertTrue(api.url(self.place.layout).startswith('http://'))
 
     def test_a_cloud_without_instances_has_nothing_of_them(self):
-        part = parts.of(nova_too=False)
+        part = parts.of(())
 
         self.assertEqual(('keystone', 'cinder', 'glance'), part.databases)
         self.assertEqual((), part.accounts)
         self.assertEqual({}, part.files(self.place))
         self.assertNotIn('libvirtd', [one.name for one in part.nodes])
 
+    def cinder_conf(self, *chosen):
+        part = parts.of(chosen)
+        place = dataclasses.replace(self.place, backends=part.backends)
+        service = services.named(part.nodes, 'cinder-volume')
+        self.assertEqual(len(part.backends), service.ready(place).times)
+        return service.files(place)[node_services.cinder_config(place)]
+
+    def test_each_backend_has_a_disk_and_a_section(self):
+        for chosen in ((), ('lvm',)):
+            part = parts.of(chosen)
+            config = self.cinder_conf(*chosen)
+
+            *groups, _state = node_services.disks(sizes.GIB, part)
+            self.assertEqual([one.name for one in part.backends],
+                             [disk.name for disk in groups])
+            for backend, disk in zip(part.backends, groups):
+                self.assertIn(f'[{backend.name}]\n', config)
+                self.assertIn(f'volume_group = {backend.group}\n', config)
+                self.assertIn(f'vgcreate -q {backend.group} /dev/x',
+                              disk.use('/dev/x'))
+                self.assertEqual(backend.thin, 'thin-pool' in
+                                 disk.use('/dev/x'))
+
+    def test_cinders_own_driver_is_there_when_it_is_chosen(self):
+        self.assertIn('enabled_backends = local,thin\n', self.cinder_conf())
+        self.assertIn('enabled_backends = local,thin,lvm\n',
+                      self.cinder_conf('lvm'))
+
+    def test_all_nodes_have_one_directory_of_backups(self):
+        service = services.named(parts.of(['backup']).nodes, 'cinder-backup')
+
+        self.assertNotIn('cinder-backup',
+                         [one.name for one in parts.of(()).nodes])
+        paths = set()
+        for name in ('node1', 'node2'):
+            place = dataclasses.replace(
+                self.place, name=name,
+                directory=self.place.layout.node_directory(name))
+            [config] = service.files(place).values()
+            paths |= {line for line in config.splitlines()
+                      if line.startswith('backup_posix_path')}
+        self.assertEqual(
+            {f'backup_posix_path = {self.place.layout.directory}/backups'},
+            paths)
+
     def test_nova_compute_has_no_database(self):
-        service = services.named(parts.of(nova_too=True).nodes,
+        service = services.named(parts.of(parts.OPTIONAL).nodes,
                                  'nova-compute')
 
         [config] = service.files(self.place).values()
