@@ -5,6 +5,7 @@ PYTHON := $(VENV)/bin/python
 LAB := $(PYTHON) -W ignore -m lab
 READY := $(VENV)/.ready
 NOVA_READY := $(VENV)/.nova-ready
+TEMPEST_READY := $(VENV)/.tempest-ready
 CARGO := cargo
 RUST_VERSION := 1.85
 WORKSPACES := hydrator lab/disk lab/guest
@@ -16,7 +17,8 @@ SHORT := $(SHORT)|test_boot|space_for_the_map|nobody_else|secret_is_in
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs|test_clone_of
 
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
-        lab-programs soak qemu-test bench lab-kernel nova lab-up lab-down clean
+        lab-programs soak qemu-test tempest bench lab-kernel nova lab-up \
+        lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -27,6 +29,7 @@ help:
 	@echo 'make unit-test, make rust-test, make lab-test   parts of make test'
 	@echo 'make soak      random walks and pairs of faults, new ones, for an hour'
 	@echo 'make qemu-test a guest of QEMU on a disk of the native helper'
+	@echo 'make tempest   Cinder'\''s own suites, beside Cinder'\''s own driver'
 	@echo 'make bench     what a move costs a guest, in figures (BENCH=--quick)'
 	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
 	@echo 'make nova      what instances in the lab need: libvirt and QEMU'
@@ -74,7 +77,7 @@ unit-test: setup
 # data paths exchanged, and with dozens of moves at once: a thin pool has room
 # for so many where helpers leave holes.  At last moves and chains where
 # helpers have ublk devices, and helpers of both kinds that are killed 200 times
-# each.  QEMU's guest is first, because it is short.
+# each, and Cinder's own suites.  QEMU's guest is first, because it is short.
 soak: setup lab-programs lab-kernel nova qemu-test
 	LOCALSTOR_SOAK_WALKS=2000 LOCALSTOR_SOAK_PAIRS=500 \
 	    LOCALSTOR_SOAK_ORDERS=300 \
@@ -84,12 +87,23 @@ soak: setup lab-programs lab-kernel nova qemu-test
 	    LOCALSTOR_MANY=50 LOCALSTOR_MEMORY=3G $(RUN_LAB_TESTS); $(LAB_DOWN)
 	LOCALSTOR_KERNEL=own $(RUN_LAB_TESTS) 'test_moves|test_chains'; $(LAB_DOWN)
 	LOCALSTOR_KILLS=200 $(RUN_LAB_TESTS) 'was_answered'; $(LAB_DOWN)
+	$(MAKE) tempest
 
 # Two to three minutes, without KVM.  Debian's kernel is downloaded, not installed.
 qemu-test: setup rust
 	$(call INSTALL,qemu)
 	cd hydrator && $(CARGO) build --locked --release
 	TEST_PATH=tests/qemu $(VENV)/bin/stestr run --serial --color
+
+# The suites are Tempest's and its plugin's, unchanged; TEMPEST=--help tells of
+# less than all of them.
+tempest: setup helper $(TEMPEST_READY)
+	$(LAB) --name tempest tempest $(TEMPEST)
+
+$(TEMPEST_READY): $(READY) lab/tempest-requirements.txt
+	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) \
+	    -c constraints.txt -r lab/tempest-requirements.txt
+	touch $@
 
 rust-test: setup rust
 	for workspace in $(WORKSPACES); do \
@@ -132,7 +146,7 @@ RUST_IS_NEW = printf '%s\n' $(RUST_VERSION) "$${found:-0}" | sort -V -C
 # The lab's own tests share one lab; it is taken down whatever comes of them.
 RUN_LAB_TESTS := TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color
 LAB_DOWN := status=$$?; $(LAB) --name test down && \
-    $(LAB) --name nova down && exit $$status
+    $(LAB) --name nova down && $(LAB) --name backup down && exit $$status
 
 lab-test: setup lab-programs
 	$(RUN_LAB_TESTS) '$(SHORT)'; $(LAB_DOWN)
@@ -167,8 +181,8 @@ lab-up: setup
 
 # Whatever this checkout has started
 lab-down: setup
-	for name in default demo demo-nova test nova boot bench-node \
-	    hydrator-ublk hydrator-nbd devstack; do \
+	for name in default demo demo-nova test nova backup boot tempest \
+	    bench-node hydrator-ublk hydrator-nbd devstack; do \
 	    $(LAB) --name $$name down; done
 
 clean: lab-down

@@ -615,11 +615,56 @@ class Bench(_LabCommand):
         return 1 if found.failures else 0
 
 
+class Tempest(_LabCommand):
+    """Let Cinder's own suites judge the driver beside Cinder's own one.
+
+    For each backend a lab of two nodes is started before and taken down
+    after. What is passed with "lvm", Cinder's own driver, and not with
+    another backend is listed; then the exit status is 1, and as well when
+    something is left in the lab. All that was seen, with the services' logs,
+    is left below .lab/tempest-results.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--backend', action='append',
+                            choices=('local', 'thin', 'lvm'),
+                            help='judge this one; may be repeated (default: '
+                                 'all)')
+        parser.add_argument('--tests', metavar='REGEX',
+                            help='only tests whose name it is found in '
+                                 '(default: all of volumes)')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Judge."""
+        # Not for every command of the lab: it needs "make tempest".
+        from lab import tempest
+        results = self.cloud.layout.repository / '.lab' / 'tempest-results'
+        verdicts = []
+        for backend in parsed_args.backend or ('lvm', 'local', 'thin'):
+            with progress.shown(self.app.stdout) as told:
+                self.cloud.up(tempest.NODES, told, also=tempest.ALSO,
+                              disk_size=tempest.DISK_SIZE,
+                              options=tempest.options(backend))
+            try:
+                verdicts.append(tempest.judge(
+                    self.cloud, backend, results, self.app.stdout,
+                    parsed_args.tests or tempest.TESTS))
+            finally:
+                self.cloud.down()
+        console = consoles.Console(file=self.app.stdout, highlight=False,
+                                   soft_wrap=True)
+        return 0 if tempest.show(verdicts, console) else 1
+
+
 _COMMANDS: dict[str, Any] = {
     'up': Up, 'down': Down, 'status': Status, 'exec': Exec,
     'console': Console, 'kill': Kill, 'start': Start, 'cut': Cut,
     'heal': Heal, 'logs': Logs, 'env': Env, 'service': Service,
     'restart': Restart, 'chaos': Chaos, 'scale': Scale, 'bench': Bench,
+    'tempest': Tempest,
 }
 
 
