@@ -51,6 +51,8 @@ def of_database(cloud: clouds.Cloud) -> dict[str, list[str]]:
                        ' FROM volume_attachment WHERE NOT deleted',
         'snapshots': 'SELECT id, volume_id, status FROM snapshots'
                      ' WHERE NOT deleted',
+        'backups': 'SELECT id, volume_id, status FROM backups'
+                   ' WHERE NOT deleted',
         'metadata': 'SELECT volume_id, `key` FROM volume_admin_metadata'
                     ' WHERE NOT deleted',
     }

@@ -189,6 +189,64 @@ class User:
         self._api.post('/snapshots/%s/action' % snapshot_id,
                        json={'os-unmanage': {}})
 
+    def choose_backup_host(self, node: nodes.Node) -> None:
+        """Have whatever is backed up from now on backed up on one node."""
+        for other in self.cloud.nodes:
+            action = 'enable' if other.name == node.name else 'disable'
+            self._api.put('/os-services/' + action, json={
+                'binary': 'cinder-backup', 'host': other.name})
+
+    def request_backup(self, volume_id: str, incremental: bool = False
+                       ) -> str:
+        """Ask for a backup of a volume, in use or not; its id."""
+        return self._api.post('/backups', json={'backup': {
+            'volume_id': volume_id, 'incremental': incremental,
+            'force': True}}).json()['backup']['id']
+
+    def backup(self, backup_id: str) -> dict[str, Any]:
+        """A backup as the API shows it."""
+        return self._api.get('/backups/' + backup_id).json()['backup']
+
+    def wait_for_backup(self, backup_id: str, timeout: float = PATIENCE
+                        ) -> None:
+        """Wait until a backup is not worked on any more.
+
+        :raises VolumeError: it failed, or took more than `timeout` s
+        """
+        end = time.monotonic() + timeout
+        while (found := self.backup(backup_id))['status'] != 'available':
+            if found['status'] == 'error' or time.monotonic() > end:
+                raise VolumeError('backup %s is %s: %s' % (
+                    backup_id, found['status'], found['fail_reason']))
+            time.sleep(0.2)
+
+    def restore(self, backup_id: str, volume_id: str | None = None) -> str:
+        """Restore a backup and wait for it; the volume's id.
+
+        :param volume_id: to which volume; to a new one if it is None
+        """
+        restored = self._api.post('/backups/%s/restore' % backup_id, json={
+            'restore': {'volume_id': volume_id}}).json()['restore'][
+                'volume_id']
+        self.wait_for_backup(backup_id)
+        self.wait_for_status(restored, 'available')
+        return restored
+
+    def delete_backup(self, backup_id: str, timeout: float = PATIENCE
+                      ) -> None:
+        """Delete a backup and wait until it is gone."""
+        self._api.delete('/backups/' + backup_id)
+
+        @tenacity.retry(wait=tenacity.wait_fixed(0.2),
+                        stop=tenacity.stop_after_delay(timeout),
+                        retry=tenacity.retry_if_result(bool), reraise=True)
+        def is_there() -> bool:
+            try:
+                return bool(self.backup(backup_id))
+            except exceptions.NotFound:
+                return False
+        is_there()
+
     def connector(self, node: nodes.Node) -> dict[str, Any]:
         """What os-brick says of a node."""
         name = node.run(['cat', '/etc/iscsi/initiatorname.iscsi']).stdout

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backups by Cinder's own service, on a node that the volume is not on.
+
+Whoever only reads a volume, or writes a backup to it, has no instance, and the
+volume stays where it is.
+"""
+
+import functools
+import os
+
+from lab import cloud as clouds
+from lab import configuration
+from tests.lab import base
+
+NAME = os.environ.get('LOCALSTOR_BACKUP_LAB', 'backup')
+# MiB
+SIZE = 20
+LATER = 500
+
+
+@functools.cache
+def cloud():
+    """The lab of these tests, up: two nodes with cinder-backup."""
+    found = clouds.Cloud(NAME)
+    found.up(nodes=2, also=['backup'], options={
+        backend: {'localstor_data_path': path} | base.QUICK
+        for backend, path in zip(configuration.BACKENDS, base.DATA_PATHS)})
+    return found
+
+
+class BackupTest(base.LabTestCase):
+    """A volume with content, and backups of it made on the other node."""
+
+    find_cloud = staticmethod(cloud)
+    volume_type = 'local'
+
+    def setUp(self):
+        super().setUp()
+        self.home_node, self.away_node = self.nodes
+        self.backups = []
+        self.volume = self.create(volume_type=self.volume_type,
+                                  node=self.home_node)
+        attachment = self.attach(self.volume, self.home_node)
+        self.write(attachment, size=SIZE)
+        self.content = self.checksum(attachment, size=SIZE)
+        self.detach(attachment)
+        self.user.choose_backup_host(self.away_node)
+
+    def clean_up(self):
+        # An incremental one before what it needs
+        while self.backups:
+            self.user.delete_backup(self.backups.pop())
+        super().clean_up()
+
+    def back_up(self, incremental=False):
+        backup = self.user.request_backup(self.volume, incremental)
+        self.backups.append(backup)
+        self.user.wait_for_backup(backup)
+        return backup
+
+    def restore(self, backup, volume=None):
+        restored = self.user.restore(backup, volume)
+        if restored not in self.volumes:
+            self.volumes.append(restored)
+        return restored
+
+    def assert_holds(self, volume, later=None):
+        """A volume has the content, and at an offset what came later."""
+        attachment = self.attach(volume, self.home(volume))
+        self.assertEqual(self.content, self.checksum(attachment, size=SIZE))
+        if later:
+            self.assertEqual(later, self.checksum(attachment, LATER, SIZE))
+        self.detach(attachment)
+
+    def write_later(self, attachment):
+        self.write(attachment, LATER, SIZE)
+        return self.checksum(attachment, LATER, SIZE)
+
+    def assert_at(self, node, volume=None):
+        self.assertEqual(node.name, self.home(volume or self.volume).name)
+
+    def test_full_and_incremental(self):
+        full = self.back_up()
+        attachment = self.attach(self.volume, self.home_node)
+        later = self.write_later(attachment)
+        self.detach(attachment)
+        incremental = self.back_up(incremental=True)
+        self.assertTrue(self.user.backup(incremental)['is_incremental'])
+
+        self.assert_holds(self.restore(incremental), later)
+        self.assert_holds(self.restore(full))
+        self.assert_at(self.home_node)
+
+    def test_restored_to_the_volume_itself(self):
+        backup = self.back_up()
+        attachment = self.attach(self.volume, self.home_node)
+        self.write(attachment, size=SIZE)
+        self.assertNotEqual(self.content,
+                            self.checksum(attachment, size=SIZE))
+        self.detach(attachment)
+
+        self.restore(backup, self.volume)
+
+        self.assert_at(self.home_node)
+        self.assert_holds(self.volume)
+
+    def test_volume_in_use_is_backed_up_and_goes_on(self):
+        attachment = self.attach(self.volume, self.home_node)
+        backup = self.back_up()
+        later = self.write_later(attachment)
+        self.assert_at(self.home_node)
+        self.assertEqual('in-use', self.user.status(self.volume))
+        self.detach(attachment)
+
+        self.assert_holds(self.restore(backup))
+        self.assert_holds(self.volume, later)
+
+    def test_arriving_volume_is_backed_up_where_it_is(self):
+        moved = self.attach(self.volume, self.away_node)
+        self.hold_in_mid_move(moved)
+        self.detach(moved)
+        self.user.choose_backup_host(self.home_node)
+
+        backup = self.back_up()
+
+        self.assertIsNotNone(self.arrival(moved))
+        self.assert_at(self.away_node)
+        self.let_go()
+        self.assert_holds(self.restore(backup))
+        self.assert_holds(self.volume)
+
+
+class ThinBackupTest(BackupTest):
+
+    volume_type = 'thin'
