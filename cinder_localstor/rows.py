@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Iterable
-import contextlib
 import dataclasses
 import datetime
 import json
@@ -638,12 +637,16 @@ def record_problem(ctxt: context.RequestContext, move: Move, problem: str
     """Note what keeps a move from going on in its state.
 
     Nothing but this is ever cut to fit.
+
+    :returns: the move as it is then, unchanged if it has gone on: what has
+        gone on has other problems, or none
     """
     problem = problem[:MOST_CHARACTERS]
     if problem != move.problem:
-        # What has gone on has other problems, or none.
-        with contextlib.suppress(exception.MoveChanged):
+        try:
             _record(ctxt, move, {PROBLEM: problem})
+        except exception.MoveChanged:
+            return move
     return dataclasses.replace(move, problem=problem)
 
 

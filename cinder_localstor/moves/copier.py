@@ -173,11 +173,11 @@ class Copier:
         try:
             with self._scheduler.beginning(move_id):
                 yield
-        except Exception:
+        except Exception as error:
             with excutils.save_and_reraise_exception():
                 move = rows.get(ctxt, move_id)
                 if move and table.State(move.state) in table.UNDONE_BY_FAILURE:
-                    self._executor.undo(ctxt, move)
+                    self._executor.undo(ctxt, move, str(error))
                 # Nobody waits for what has to be taken away again.
                 self._look_after(move_id)
         self._look_after(move_id)
@@ -209,7 +209,7 @@ class Copier:
         answer = self._destination.examine(offer['block_size'], export.portal,
                                            self.host)
         size, larger = snapshot.size, volume.size * units.Gi
-        return rows.begin(ctxt, volume, transfer.Transfer(
+        return self._executor.begin(ctxt, volume, transfer.Transfer(
             move_id=move_id, volume_id=volume.id,
             generation=rows.FIRST_GENERATION, source_host=snapshot.host,
             destination_host=self.host, source_name=snapshot.name,
@@ -222,7 +222,7 @@ class Copier:
                     and offer.get('depends', True) else ''),
             larger=larger if larger > size else 0,
             **destination.choose_regions(size, self._configuration)),
-            table.State.CREATING.value, objects.Service.get_by_args(
+            table.State.CREATING, objects.Service.get_by_args(
                 ctxt, self.host, 'cinder-volume'))
 
     def _undo_former(self, ctxt: context.RequestContext, volume_id: str
@@ -233,4 +233,6 @@ class Copier:
         """
         for move in rows.for_volume(ctxt, volume_id):
             if move.transfer.is_copy and move.state in UNDONE_BY_ANOTHER:
-                rows.change_state(ctxt, move, table.State.UNDOING.value)
+                self._executor.change_state(
+                    ctxt, move, table.State.UNDOING,
+                    problem='Cinder makes the volume a second time.')

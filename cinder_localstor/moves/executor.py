@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Container
 from collections.abc import Iterable
+import dataclasses
 import itertools
 
 from cinder import context
+from cinder import objects
 from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
@@ -18,6 +20,7 @@ from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.moves import facts as facts_of
+from cinder_localstor.moves import notifications
 from cinder_localstor.moves import table
 from cinder_localstor import rows
 
@@ -74,16 +77,19 @@ class Executor:
 
     def __init__(self, steps: StepRunner,
                  on_destination: destination.Destination,
-                 tools: facts_of.Tools, run_on_peer: RunOnPeer) -> None:
+                 tools: facts_of.Tools, run_on_peer: RunOnPeer,
+                 notified: notifications.Notifications) -> None:
         """:param on_destination: the destination side here
         :param tools: what facts are read with
         :param run_on_peer: runs steps on another backend
+        :param notified: is told what becomes of moves
         """
         self.host = tools.host
         self._steps = steps
         self._destination = on_destination
         self._tools = tools
         self._run_on_peer = run_on_peer
+        self._notifications = notified
 
     def owns(self, move: rows.Move) -> bool:
         """Whether this node drives a move in its present state."""
@@ -136,6 +142,54 @@ class Executor:
                 or hydration is engine.Hydration.RUNNING
                 and not look.is_connected(move))
 
+    def begin(self, ctxt: context.RequestContext, volume: objects.Volume,
+              move: transfer.Transfer, state: table.State,
+              destination: objects.Service, leaving: tuple[str, ...] = (),
+              migrated_to: str = '') -> rows.Move:
+        """Record that a move begins, see :func:`rows.begin`."""
+        begun = rows.begin(ctxt, volume, move, state.value, destination,
+                           leaving, migrated_to)
+        self._notifications.entered(begun)
+        return begun
+
+    def change_state(self, ctxt: context.RequestContext, move: rows.Move,
+                     state: table.State,
+                     identity: table.Identity = table.Identity.STAYS,
+                     problem: str = '') -> rows.Move:
+        """Record that a move is in another state.
+
+        :param problem: why, if it failed
+        :raises MoveChanged: it is not in the state any more that `move` says
+        """
+        after = rows.change_state(
+            ctxt, move, state.value,
+            swap=identity is table.Identity.SWITCHES,
+            begins=identity is table.Identity.BEGINS)
+        self._notifications.entered(after, move, problem)
+        return after
+
+    def note_problem(self, ctxt: context.RequestContext, move: rows.Move,
+                     problem: str) -> None:
+        """Record what keeps a move from going on, '' for nothing."""
+        after = rows.record_problem(ctxt, move, problem)
+        if after.problem and not move.problem:
+            self._notifications.troubled(after)
+
+    def rest(self, ctxt: context.RequestContext, move: rows.Move,
+             look: facts_of.Look) -> None:
+        """Leave a move that has nothing to do now, but maybe to arrive."""
+        self.note_problem(ctxt, move, self._lack_of_space(move))
+        if move.state == table.State.MIGRATING:
+            self._notifications.progressed(move, look.progress(move))
+
+    def _lack_of_space(self, move: rows.Move) -> str:
+        """What is wrong with the space that a move needs, '' if nothing is.
+        """
+        space = self._destination.space
+        if move.state != table.State.MIGRATING or space.has_room():
+            return ''
+        return space.full
+
     def drive(self, ctxt: context.RequestContext, move_id: str,
               states: Container[table.State] = table.TABLE
               ) -> table.State | None:
@@ -173,8 +227,7 @@ class Executor:
                 look = self.look(ctxt, [move])
             transition = self._transition(move, rules.transitions, look)
         if transition is None:
-            if move.problem:
-                rows.record_problem(ctxt, move, '')
+            self.rest(ctxt, move, look)
             return state
         if table.Fact.ALL_LOCAL in transition.facts:
             # What counts as local from here on has to be so after a power
@@ -185,11 +238,10 @@ class Executor:
                   'state': state.value, 'to': transition.to.value})
         if transition.to in table.FINAL:
             rows.forget(ctxt, move)
+            self._notifications.entered(dataclasses.replace(
+                move, state=transition.to.value), move)
         else:
-            rows.change_state(
-                ctxt, move, transition.to.value,
-                swap=transition.identity is table.Identity.SWITCHES,
-                begins=transition.identity is table.Identity.BEGINS)
+            self.change_state(ctxt, move, transition.to, transition.identity)
         return transition.to
 
     def _run_steps(self, ctxt: context.RequestContext, move: rows.Move,
@@ -244,14 +296,17 @@ class Executor:
                 if name != table.START_HYDRATION.name))
         return move
 
-    def undo(self, ctxt: context.RequestContext, move: rows.Move
+    def undo(self, ctxt: context.RequestContext, move: rows.Move, why: str
              ) -> rows.Move:
         """Decide to take a move back that failed before its volume was used.
 
         Whoever looks after the moves does what that needs.
+
+        :param why: what has failed
         """
-        return rows.change_state(ctxt, move, table.UNDONE_BY_FAILURE[
-            table.State(move.state)].value)
+        return self.change_state(
+            ctxt, move, table.UNDONE_BY_FAILURE[table.State(move.state)],
+            problem=why)
 
     @staticmethod
     def _transition(move: rows.Move, transitions: Iterable[table.Transition],
@@ -277,7 +332,7 @@ class Executor:
         except Exception as error:
             LOG.warning('What is left of move %(move)s is removed later: '
                         '%(error)s', {'move': move.move_id, 'error': error})
-            rows.record_problem(ctxt, move, str(error))
+            self.note_problem(ctxt, move, str(error))
         after = rows.get(ctxt, move.move_id)
         return after is None or table.DELETE_DESTINATION.is_done(after)
 

@@ -172,8 +172,10 @@ class Look:
 
     def progress(self, move: rows.Move) -> engine.Progress:
         """How far a move is that arrives here."""
-        return self.tools.on_destination.progress(move.transfer,
-                                                  self.devices())
+        return self._once(
+            ('progress', move.move_id),
+            lambda: self.tools.on_destination.progress(move.transfer,
+                                                       self.devices()))
 
     def is_connected(self, move: rows.Move) -> bool:
         """Whether the source of a move that arrives here can be read."""

@@ -135,9 +135,9 @@ class Mover:
                      if answer.get('thin') else -1),
             **destination.choose_regions(volume.size * units.Gi,
                                          self._configuration))
-        move = rows.begin(ctxt, volume, described,
-                          table.State.PREPARING.value, peer, leaving,
-                          migrated_to)
+        move = self._executor.begin(ctxt, volume, described,
+                                    table.State.PREPARING, peer, leaving,
+                                    migrated_to)
         # Before the peer can be asked to let the volume move on
         rows.note_connecting(ctxt, volume.id, unconnected)
         return move, noted
@@ -151,11 +151,11 @@ class Mover:
                 raise exception.NotWanted(
                     volume_id=move.volume_id, host=self.host,
                     peer=move.transfer.destination_host)
-        except Exception:
+        except Exception as error:
             with (excutils.save_and_reraise_exception(),
                   self._gate.lock(move.volume_id)):
                 # From then on others may note what they connect.
-                self._executor.undo(ctxt, move)
+                self._executor.undo(ctxt, move, str(error))
                 rows.note_connecting(ctxt, move.volume_id, noted)
 
     @staticmethod
@@ -266,7 +266,8 @@ class Mover:
             self._handles.check_unused(last.transfer.destination_name)
         self._unexport_aborted(ctxt, volume_id)
         if last is not None and last.state != table.State.DISCARDING:
-            last = rows.change_state(ctxt, last, table.State.DISCARDING.value)
+            last = self._executor.change_state(ctxt, last,
+                                               table.State.DISCARDING)
         return last
 
     def _unexport_aborted(self, ctxt: context.RequestContext, volume_id: str

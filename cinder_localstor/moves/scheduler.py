@@ -39,6 +39,8 @@ SOON = 1
 # Periods between two searches for moves that nobody has told us of: all other
 # queries find their rows by an index.
 SEARCH_EVERY = 60
+# Why a move is undone that nobody works at any more
+BROKEN_OFF = 'The service that began it has ended meanwhile.'
 # Stand among the busy moves for what is no move
 EXPORTS, RATES, SUSPENDED = 'exports', 'rates', 'suspended'
 
@@ -198,16 +200,14 @@ class Scheduler:
             broken_off = table.State(move.state) in table.UNDONE_BY_FAILURE
             if (look is not None and not broken_off
                     and not self._executor.has_work(move, look)):
-                rows.record_problem(ctxt, move, self._lack_of_space(move))
+                self._executor.rest(ctxt, move, look)
                 return None
             if broken_off:
-                move = self._executor.undo(ctxt, move)
+                move = self._executor.undo(ctxt, move, BROKEN_OFF)
             after = self._executor.drive(ctxt, move.move_id, [
                 state for state in table.TABLE
                 if (state in table.URGENT) == urgent])
             self.tend_wipes()
-            if after is table.State.MIGRATING:
-                self._tell_of_space(ctxt, move.move_id)
             if after is None or after in table.FINAL or (
                     after in table.URGENT) == urgent:
                 return None
@@ -219,7 +219,7 @@ class Scheduler:
                         {'move': move.move_id, 'error': error})
             found = rows.get(ctxt, move.move_id)
             if found is not None:
-                rows.record_problem(ctxt, found, str(error))
+                self._executor.note_problem(ctxt, found, str(error))
         return None
 
     def look_after(self, move_id: str) -> None:
@@ -248,20 +248,6 @@ class Scheduler:
             except exception.LocalStorException as error:
                 LOG.error('How full the thin pool is can not be read: %s',
                           error)
-
-    def _lack_of_space(self, move: rows.Move) -> str:
-        """What is wrong with the space that a move needs, '' if nothing is.
-        """
-        if (move.state != table.State.MIGRATING
-                or self._destination.space.has_room()):
-            return ''
-        return self._destination.space.full
-
-    def _tell_of_space(self, ctxt: context.RequestContext, move_id: str
-                       ) -> None:
-        move = rows.get(ctxt, move_id)
-        if move is not None and (full := self._lack_of_space(move)):
-            rows.record_problem(ctxt, move, full)
 
     def _tend_pace(self, owned: list[rows.Move], look: facts.Look) -> None:
         """Let what arrives have the same share of what the option allows,

@@ -20,6 +20,8 @@ from cinder_localstor.moves import facts
 from cinder_localstor.moves import gate
 from cinder_localstor.moves import keeper
 from cinder_localstor.moves import mover
+from cinder_localstor.moves import notifications
+from cinder_localstor.moves import queues
 from cinder_localstor.moves import recovery
 from cinder_localstor.moves import scheduler
 from cinder_localstor.node import interface
@@ -73,12 +75,14 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
         host, on_destination, node.device_mapper.devices,
         node.initiator.connected, peers.is_source_used, remaining,
         facts.Turns(configuration.localstor_max_moves))
-    background = executor.Executor(steps, on_destination, tools, peers.run)
+    notified = notifications.Notifications(host, queues.Queue(1, workers))
+    background = executor.Executor(steps, on_destination, tools, peers.run,
+                                   notified)
     # A user waits, so a peer that does not answer is given up soon.
     interactive = executor.Executor(
         steps, on_destination, tools,
         lambda peer, moving, names: peers.run(peer, moving, names,
-                                              patient=False))
+                                              patient=False), notified)
     periodic = scheduler.Scheduler(
         host, node, on_destination, background,
         exports.Exports(host, node.target, steps), peers, configuration,

@@ -55,6 +55,9 @@ class TestCase(test.TestCase):
         self.ctxt = context.get_admin_context()
         self.configuration = configuration.Configuration(
             driver.volume_opts + opts.driver_options(), config_group='local')
+        # Cinder's tests have them, its users by default have not.
+        self.override_config('driver', [],
+                             group='oslo_messaging_notifications')
         self.override('localstor_region_size', REGION_KIB)
         self.override('localstor_data_path', self.data_path)
         self.override('iscsi_target_flags', 'direct')

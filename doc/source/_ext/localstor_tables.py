@@ -9,6 +9,10 @@
     What each step does, and on which side.
 ``localstor-operations``
     What may be done with a volume in each state.
+``localstor-events``
+    What the message bus is told of moves.
+``localstor-payload``
+    The fields that each of these has.
 ``localstor-errors``
     The errors of the driver with their messages.
 """
@@ -23,6 +27,7 @@ from sphinx.util import docutils
 
 from cinder_localstor import exception
 from cinder_localstor.moves import gate
+from cinder_localstor.moves import notifications
 from cinder_localstor.moves import table
 
 # A placeholder in a message: %(name)s
@@ -176,6 +181,29 @@ class Operations(docutils.SphinxDirective):
              for operation, answers in gate.TABLE.items()])]
 
 
+class Events(docutils.SphinxDirective):
+    """The table of events."""
+
+    def run(self) -> list[nodes.Node]:
+        """Make it."""
+        return [_table((18, 24, 58), ('Event', 'State', 'What has happened'), [
+            ([[_literal(event.value)]],
+             [_literals(tuple(state.value for state, told
+                              in notifications.EVENTS.items()
+                              if told is event)) or _text('as before')],
+             [_text(event.meaning)]) for event in notifications.Event])]
+
+
+class Payload(docutils.SphinxDirective):
+    """The table of a payload's fields."""
+
+    def run(self) -> list[nodes.Node]:
+        """Make it."""
+        return [_table((28, 72), ('Field', 'What it says'), [
+            ([[_literal(field.name)]], [_text(field.meaning)])
+            for field in notifications.FIELDS])]
+
+
 class Errors(docutils.SphinxDirective):
     """The table of errors."""
 
@@ -200,5 +228,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive('localstor-facts', Facts)
     app.add_directive('localstor-steps', Steps)
     app.add_directive('localstor-operations', Operations)
+    app.add_directive('localstor-events', Events)
+    app.add_directive('localstor-payload', Payload)
     app.add_directive('localstor-errors', Errors)
     return {'parallel_read_safe': True, 'parallel_write_safe': True}

@@ -8,6 +8,7 @@ import re
 from oslotest import base
 
 from cinder_localstor import exception
+from cinder_localstor.moves import notifications
 from cinder_localstor.moves import table
 from cinder_localstor.node import privileged
 from cinder_localstor import opts
@@ -56,6 +57,35 @@ class NamesTest(base.BaseTestCase):
         page = self.page('options.rst')
         for name in opts.CINDER_OPTS + opts.LVM_OPTS:
             self.assertIn('``%s``' % name, page)
+
+    def test_events(self):
+        page = self.page('notifications.rst')
+        for prefix in (notifications.MOVE, notifications.COPY):
+            self.assertIn('``%s<event>``' % prefix, page)
+        for directive in ('events', 'payload'):
+            self.assertIn('.. localstor-%s::' % directive, page)
+
+    def test_sequences_of_events(self):
+        tell = notifications.EVENTS
+        known = {(tell[state].value, tell[after.to].value)
+                 for state, rules in table.TABLE.items()
+                 for after in rules.transitions}
+        known |= {(tell[state].value, tell[after].value)
+                  for state, after in table.UNDONE_BY_FAILURE.items()}
+        # While it is usable, and by a user's delete
+        known |= {('usable', 'progress'), ('progress', 'arrived'),
+                  ('usable', 'discarding')}
+        shown, = re.findall(r'(?s)\n=+ =+\n(.*)\n=+ =+\n',
+                            self.page('notifications.rst'))
+        # A line that is indented goes on with the sequence.
+        used = [LITERAL.findall(row)
+                for row in re.split(r'\n(?=\S)', shown)]
+        self.assertEqual(
+            set(), {pair for words in used for pair
+                    in zip(words, words[1:], strict=False)} - known)
+        self.assertEqual(
+            {event.value for event in notifications.Event} - {'error'},
+            {word for words in used for word in words})
 
     def test_files(self):
         for page, text in self.literals():
@@ -115,6 +145,19 @@ class GeneratedTablesTest(base.BaseTestCase):
         for rules in table.TABLE.values():
             for step in rules.steps:
                 self.assertTrue(step.do.__doc__, step)
+
+    def test_every_state_is_told_and_every_event_comes_from_one(self):
+        self.assertEqual(set(table.State), set(notifications.EVENTS))
+        self.assertEqual(
+            set(notifications.Event) - {notifications.Event.PROGRESS,
+                                        notifications.Event.ERROR},
+            set(notifications.EVENTS.values()))
+
+    def test_every_event_and_field_is_described_once(self):
+        for described in (notifications.Event, notifications.FIELDS):
+            texts = [found.meaning for found in described]
+            self.assertEqual(sorted(set(texts)), sorted(texts))
+            self.assertTrue(all(texts))
 
     def test_every_error_has_a_message_of_its_own(self):
         messages = [str(found.message) for found in vars(exception).values()
