@@ -265,6 +265,12 @@ class PeerFailed(LocalStorException):
         self.kind = kind
 
 
+def kind_of(error: Exception) -> type[Exception]:
+    """The class of an error: of the peer's own where a peer said no."""
+    kind = globals().get(getattr(error, 'kind', ''))
+    return kind if isinstance(kind, type) else type(error)
+
+
 class UnknownHost(exception.InvalidConnectorException):
     message = _("Connector of host '%(host)s' (ip %(ip)s) belongs to no "
                 "%(backend)s backend. Known are: %(known)s. Run "

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from typing import Any
 
@@ -10,6 +11,7 @@ from cinder.common import constants
 from cinder import context
 from cinder import exception as cinder_exception
 from cinder import interface
+from cinder.message import message_field
 from cinder import objects
 from cinder.objects import fields
 from cinder.volume import driver
@@ -26,6 +28,7 @@ from cinder_localstor.driver import unfinished
 from cinder_localstor import exception
 from cinder_localstor.moves import custodian
 from cinder_localstor.moves import gate
+from cinder_localstor.moves import messages
 from cinder_localstor.moves import service
 from cinder_localstor.node import real
 from cinder_localstor import opts
@@ -316,19 +319,41 @@ class LocalStorDriver(driver.VolumeDriver):
 
     def delete_snapshot(self, snapshot: objects.Snapshot) -> None:
         ctxt = context.get_admin_context()
-        if not self._service.custodian.give_back_snapshot(ctxt, snapshot):
+        if self._service.custodian.give_back_snapshot(ctxt, snapshot):
+            return
+        try:
             self._service.keeper.delete(ctxt, snapshot)
+        except exception.SnapshotAway as error:
+            # Cinder logs that it is busy and no more, and finds what it tells
+            # the user by the very name of this class.
+            LOG.warning('%s', error)
+            raise cinder_exception.SnapshotIsBusy(str(error)) from error
 
     def create_volume_from_snapshot(self, volume: objects.Volume,
                                     snapshot: objects.Snapshot
                                     ) -> dict[str, str]:
-        return self._service.copier.from_snapshot(
-            context.get_admin_context(), volume, snapshot)
+        with self._creation_told(volume, volume.snapshot_id == snapshot.id):
+            return self._service.copier.from_snapshot(
+                context.get_admin_context(), volume, snapshot)
 
     def create_cloned_volume(self, volume: objects.Volume,
                              src_vref: objects.Volume) -> dict[str, str]:
-        return self._service.copier.from_volume(
-            context.get_admin_context(), volume, src_vref)
+        with self._creation_told(volume, volume.source_volid == src_vref.id):
+            return self._service.copier.from_volume(
+                context.get_admin_context(), volume, src_vref)
+
+    @staticmethod
+    def _creation_told(volume: objects.Volume, by_user: bool
+                       ) -> contextlib.AbstractContextManager:
+        """Tell the user of a volume that it could not be made.
+
+        What Cinder makes for a while, to revert or to back a volume up, has no
+        user.  Neither has what it makes of its own copies of images, and loads
+        the image where that fails.
+        """
+        return messages.told(
+            volume, message_field.Action.CREATE_VOLUME_FROM_BACKEND,
+            message_field.Detail.DRIVER_FAILED_CREATE, lambda: by_user)
 
     # What is managed and unmanaged
 
@@ -422,6 +447,24 @@ class LocalStorDriver(driver.VolumeDriver):
                       ) -> dict[str, str] | None:
         # Refused here and not in initialize_connection: after a failure there
         # Cinder takes the volume's export away, under whoever uses it.
+        with self._attachment_told(volume):
+            return self._create_export(ctxt, volume, connector)
+
+    def _attachment_told(self, volume: objects.Volume
+                         ) -> contextlib.AbstractContextManager:
+        """Tell the user of a volume that it could not be attached.
+
+        What connects without an instance tells of it in its own way.
+        """
+        return messages.told(
+            volume, message_field.Action.ATTACH_VOLUME,
+            message_field.Detail.ATTACH_ERROR,
+            lambda: self._is_for_instance(context.get_admin_context(),
+                                          volume))
+
+    def _create_export(self, ctxt: context.RequestContext,
+                       volume: objects.Volume, connector: dict[str, Any]
+                       ) -> dict[str, str] | None:
         volume = objects.Volume.get_by_id(ctxt, volume.id)
         kind, peer = self._choose(volume, connector)
         volume = self._gate.check(ctxt, volume.id, OPERATIONS[kind])
@@ -474,6 +517,11 @@ class LocalStorDriver(driver.VolumeDriver):
     def initialize_connection(self, volume: objects.Volume,
                               connector: dict[str, Any], **kwargs: Any
                               ) -> dict[str, Any]:
+        with self._attachment_told(volume):
+            return self._connect(volume, connector)
+
+    def _connect(self, volume: objects.Volume, connector: dict[str, Any]
+                 ) -> dict[str, Any]:
         present = objects.Volume.get_by_id(context.get_admin_context(),
                                            volume.id)
         kind, peer = self._choose(present, connector)
@@ -549,8 +597,8 @@ class LocalStorDriver(driver.VolumeDriver):
 
     def _connects_instead(self, error: Exception) -> bool:
         return (self.configuration.localstor_no_space == 'remote'
-                and exception.NotEnoughSpace.__name__ in (
-                    type(error).__name__, getattr(error, 'kind', '')))
+                and issubclass(exception.kind_of(error),
+                               exception.NotEnoughSpace))
 
     def terminate_connection(self, volume: objects.Volume,
                              connector: dict[str, Any] | None,

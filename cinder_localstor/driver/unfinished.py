@@ -36,7 +36,6 @@ from cinder import context
 from cinder.db import api as db
 from cinder.db import models
 from cinder import exception as cinder_exception
-from cinder.message import api as message_api
 from cinder.message import message_field
 from cinder import objects
 from cinder import quota
@@ -48,6 +47,7 @@ import sqlalchemy as sa
 from cinder_localstor import exception
 from cinder_localstor.moves import custodian
 from cinder_localstor.moves import gate
+from cinder_localstor.moves import messages
 from cinder_localstor.node import interface
 from cinder_localstor import rows
 
@@ -94,7 +94,6 @@ class Unfinished:
         self._volumes = volumes
         self._extend = extend
         self._custodian = keeps
-        self._messages = message_api.API()
 
     def settle(self, ctxt: context.RequestContext) -> None:
         """Settle what there is; what can't be yet is left for the next look.
@@ -150,8 +149,8 @@ class Unfinished:
             return
         LOG.warning('Snapshot %s was being deleted when the service ended; '
                     'it can be deleted again', snapshot.id)
-        self._tell(snapshot, message_field.Action.SNAPSHOT_DELETE,
-                   message_field.Detail.SNAPSHOT_DELETE_ERROR)
+        messages.tell(snapshot, message_field.Action.SNAPSHOT_DELETE,
+                      message_field.Detail.SNAPSHOT_DELETE_ERROR)
 
     def _stale(self, ctxt: context.RequestContext, status: str
                ) -> list[objects.Volume]:
@@ -233,18 +232,8 @@ class Unfinished:
             return
         if found:
             quota.QUOTAS.rollback(ctxt, found, project_id=volume.project_id)
-        self._tell(volume, message_field.Action.EXTEND_VOLUME,
-                   message_field.Detail.DRIVER_FAILED_EXTEND)
-
-    def _tell(self, what: Managed,
-              action: tuple[str, str], detail: tuple[str, str]) -> None:
-        """Tell the user what has failed."""
-        self._messages.create(
-            context.RequestContext(project_id=what.project_id, is_admin=True),
-            action, resource_uuid=what.id, detail=detail, resource_type=(
-                message_field.Resource.VOLUME_SNAPSHOT
-                if isinstance(what, objects.Snapshot)
-                else message_field.Resource.VOLUME))
+        messages.tell(volume, message_field.Action.EXTEND_VOLUME,
+                      message_field.Detail.DRIVER_FAILED_EXTEND)
 
     def _rest(self, volume: objects.Volume, **changes: int | str) -> bool:
         """Take a volume to a state of rest; whether nobody else has."""

@@ -20,6 +20,7 @@ from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.moves import facts as facts_of
+from cinder_localstor.moves import messages
 from cinder_localstor.moves import notifications
 from cinder_localstor.moves import table
 from cinder_localstor import rows
@@ -78,11 +79,13 @@ class Executor:
     def __init__(self, steps: StepRunner,
                  on_destination: destination.Destination,
                  tools: facts_of.Tools, run_on_peer: RunOnPeer,
-                 notified: notifications.Notifications) -> None:
+                 notified: notifications.Notifications,
+                 waiting: messages.Waiting) -> None:
         """:param on_destination: the destination side here
         :param tools: what facts are read with
         :param run_on_peer: runs steps on another backend
         :param notified: is told what becomes of moves
+        :param waiting: is told which can't go on
         """
         self.host = tools.host
         self._steps = steps
@@ -90,6 +93,7 @@ class Executor:
         self._tools = tools
         self._run_on_peer = run_on_peer
         self._notifications = notified
+        self._waiting = waiting
 
     def owns(self, move: rows.Move) -> bool:
         """Whether this node drives a move in its present state."""
@@ -168,8 +172,15 @@ class Executor:
         self._notifications.entered(after, move, problem)
         return after
 
-    def note_problem(self, ctxt: context.RequestContext, move: rows.Move,
-                     problem: str) -> None:
+    def fail(self, ctxt: context.RequestContext, move: rows.Move,
+             error: Exception) -> None:
+        """Leave a move that an error keeps from going on; it is tried again.
+        """
+        self._note_problem(ctxt, move, str(error))
+        self._waiting.waits(ctxt, move, error)
+
+    def _note_problem(self, ctxt: context.RequestContext, move: rows.Move,
+                      problem: str) -> None:
         """Record what keeps a move from going on, '' for nothing."""
         after = rows.record_problem(ctxt, move, problem)
         if after.problem and not move.problem:
@@ -178,7 +189,8 @@ class Executor:
     def rest(self, ctxt: context.RequestContext, move: rows.Move,
              look: facts_of.Look) -> None:
         """Leave a move that has nothing to do now, but maybe to arrive."""
-        self.note_problem(ctxt, move, self._lack_of_space(move))
+        self._note_problem(ctxt, move, self._lack_of_space(move))
+        self._waiting.goes_on(move)
         if move.state == table.State.MIGRATING:
             self._notifications.progressed(move, look.progress(move))
 
@@ -236,6 +248,7 @@ class Executor:
         LOG.info('Move %(move)s of volume %(volume)s: %(state)s -> %(to)s',
                  {'move': move.move_id, 'volume': move.volume_id,
                   'state': state.value, 'to': transition.to.value})
+        self._waiting.goes_on(move)
         if transition.to in table.FINAL:
             rows.forget(ctxt, move)
             self._notifications.entered(dataclasses.replace(
@@ -332,7 +345,7 @@ class Executor:
         except Exception as error:
             LOG.warning('What is left of move %(move)s is removed later: '
                         '%(error)s', {'move': move.move_id, 'error': error})
-            self.note_problem(ctxt, move, str(error))
+            self.fail(ctxt, move, error)
         after = rows.get(ctxt, move.move_id)
         return after is None or table.DELETE_DESTINATION.is_done(after)
 

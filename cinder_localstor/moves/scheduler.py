@@ -219,7 +219,7 @@ class Scheduler:
                         {'move': move.move_id, 'error': error})
             found = rows.get(ctxt, move.move_id)
             if found is not None:
-                self._executor.note_problem(ctxt, found, str(error))
+                self._executor.fail(ctxt, found, error)
         return None
 
     def look_after(self, move_id: str) -> None:

@@ -19,6 +19,7 @@ from cinder_localstor.moves import exports
 from cinder_localstor.moves import facts
 from cinder_localstor.moves import gate
 from cinder_localstor.moves import keeper
+from cinder_localstor.moves import messages
 from cinder_localstor.moves import mover
 from cinder_localstor.moves import notifications
 from cinder_localstor.moves import queues
@@ -76,13 +77,15 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
         node.initiator.connected, peers.is_source_used, remaining,
         facts.Turns(configuration.localstor_max_moves))
     notified = notifications.Notifications(host, queues.Queue(1, workers))
+    waiting = messages.Waiting()
     background = executor.Executor(steps, on_destination, tools, peers.run,
-                                   notified)
+                                   notified, waiting)
     # A user waits, so a peer that does not answer is given up soon.
     interactive = executor.Executor(
         steps, on_destination, tools,
         lambda peer, moving, names: peers.run(peer, moving, names,
-                                              patient=False), notified)
+                                              patient=False),
+        notified, waiting)
     periodic = scheduler.Scheduler(
         host, node, on_destination, background,
         exports.Exports(host, node.target, steps), peers, configuration,

@@ -5,6 +5,7 @@ import inspect
 import pathlib
 import re
 
+from cinder.message import message_field
 from oslotest import base
 
 from cinder_localstor import exception
@@ -86,6 +87,22 @@ class NamesTest(base.BaseTestCase):
         self.assertEqual(
             {event.value for event in notifications.Event} - {'error'},
             {word for words in used for word in words})
+
+    def test_messages(self):
+        page = self.page('notifications.rst')
+        shown = set(re.findall(r'``([a-z ]+:[A-Z][^`]+)``', page))
+        known = {'%s:%s' % (action[1], detail[1])
+                 for action in message_field.Action.ALL
+                 for detail in message_field.Detail.ALL}
+        self.assertEqual(set(), shown - known)
+        used = {getattr(message_field, kind).__dict__[name][1]
+                for path in (ROOT / 'cinder_localstor').rglob('*.py')
+                for kind, name in re.findall(
+                    r'message_field\.(Action|Detail)\.(\w+)',
+                    path.read_text())}
+        self.assertTrue(used)
+        self.assertEqual(set(), used - {
+            part for text in shown for part in text.split(':')})
 
     def test_files(self):
         for page, text in self.literals():

@@ -155,7 +155,7 @@ class AtOnceTest(base.TestCase):
 
     def test_a_move_is_driven_by_one_at_a_time(self):
         driver = executor.Executor(None, None, mock.Mock(host=base.A), None,
-                                   None)
+                                   None, None)
         driver.owns = lambda _move: True
         driver._advance = lambda *_args: (
             self.inside(), table.State.MIGRATING)[1]
