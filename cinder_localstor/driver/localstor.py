@@ -167,14 +167,19 @@ class LocalStorDriver(driver.VolumeDriver):
 
     def create_volume(self, volume: objects.Volume) -> None:
         if volume.is_migration_target():
-            # Cinder asks nobody else before a migration of a volume that is
-            # in use.
-            gate.check_moves(context.get_admin_context(),
-                             volume.migration_status.partition(':')[2],
-                             gate.Operation.MIGRATE)
+            self._check_swap(volume.migration_status.partition(':')[2])
         self._handles.create(copies.Copy(
             host=self.host, name=volume.name, volume_id=volume.id,
             generation=rows.FIRST_GENERATION, size=volume.size * units.Gi))
+
+    @staticmethod
+    def _check_swap(volume_id: str) -> None:
+        """Refuse to take the place of a volume in use that moves: before that
+        is copied Cinder asks nobody else.
+        """
+        ctxt = context.get_admin_context()
+        if objects.VolumeAttachmentList.get_all_by_volume_id(ctxt, volume_id):
+            gate.check_moves(ctxt, volume_id, gate.Operation.MIGRATE)
 
     def delete_volume(self, volume: objects.Volume) -> None:
         ctxt = context.get_admin_context()
@@ -210,7 +215,7 @@ class LocalStorDriver(driver.VolumeDriver):
         location = str(host['capabilities'].get('location_info'))
         if (backend == self.host
                 or not location.startswith(LOCATION % (backend, ''))):
-            self._gate.check(ctxt, volume.id, gate.Operation.MIGRATE)
+            self._wait_for_end(ctxt, volume)
             return False, None
         volume = objects.Volume.get_by_id(ctxt, volume.id)
         self._check_no_export(volume)
@@ -223,15 +228,13 @@ class LocalStorDriver(driver.VolumeDriver):
     def before_volume_copy(self, ctxt: context.RequestContext,
                            src_vol: objects.Volume, dest_vol: objects.Volume,
                            remote: str | None = None) -> None:
-        """Refuse to be migrated in the middle of a move."""
-        self._gate.check(ctxt, src_vol.id, gate.Operation.MIGRATE)
+        """Let the moves of a volume end that Cinder is going to copy."""
+        self._wait_for_end(ctxt, src_vol)
 
-    def retype(self, ctxt: context.RequestContext, volume: objects.Volume,
-               new_type: objects.VolumeType, diff: dict[str, Any],
-               host: dict[str, Any]) -> tuple[bool, None]:
-        """Leave it to Cinder, which copies the volume."""
-        self._gate.check(ctxt, volume.id, gate.Operation.RETYPE)
-        return False, None
+    def _wait_for_end(self, ctxt: context.RequestContext,
+                      volume: objects.Volume) -> None:
+        with self._gate.enter(ctxt, volume.id, gate.Operation.MIGRATE):
+            pass  # it is bound by its migration_status
 
     def update_migrated_volume(self, ctxt: context.RequestContext,
                                volume: objects.Volume,

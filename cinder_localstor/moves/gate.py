@@ -43,7 +43,6 @@ class Operation(str, enum.Enum):
     BACKUP = 'back it up'
     SEND = 'migrate it to a peer'
     MIGRATE = 'migrate it'
-    RETYPE = 'retype it'
     GROUP = 'add it to a group'
 
 
@@ -53,6 +52,7 @@ class Answer(str, enum.Enum):
     YES = 'yes'
     WAITS = 'waits until decided'
     ARRIVES = 'waits until it has arrived'
+    ENDS = 'waits until the end'
     UNDECIDED = 'no, until decided'
     MOVES = 'no, until the end'
     DELETED = 'no'
@@ -62,6 +62,7 @@ class Answer(str, enum.Enum):
 ONE_NODE = 'it is attached on one node only, for it may yet go back'
 WHEN = {Answer.WAITS: ONE_NODE,
         Answer.ARRIVES: 'all of it has arrived',
+        Answer.ENDS: 'the move has ended',
         Answer.UNDECIDED: ONE_NODE,
         Answer.MOVES: 'the move has ended'}
 
@@ -75,9 +76,9 @@ def _answers(*answers: Answer) -> dict[str, Answer]:
 
 
 # Those that are worth waiting for
-PATIENT = (Answer.WAITS, Answer.ARRIVES)
+PATIENT = (Answer.WAITS, Answer.ARRIVES, Answer.ENDS)
 
-_YES, _WAITS, _ARRIVES, _UNDECIDED, _MOVES, _DELETED = Answer
+_YES, _WAITS, _ARRIVES, _ENDS, _UNDECIDED, _MOVES, _DELETED = Answer
 
 # standing, creating, preparing, starting, migrating, completing, keeping,
 # aborting, undoing, discarding
@@ -120,10 +121,7 @@ TABLE: dict[Operation, dict[str, Answer]] = {
         _YES, _DELETED),
     # The two rows would change places under the move.
     Operation.MIGRATE: _answers(
-        _YES, _UNDECIDED, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES,
-        _YES, _DELETED),
-    Operation.RETYPE: _answers(
-        _YES, _UNDECIDED, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES,
+        _YES, _UNDECIDED, _MOVES, _MOVES, _ENDS, _ENDS, _MOVES, _ENDS,
         _YES, _DELETED),
     # A group is on one node.
     Operation.GROUP: _answers(
@@ -135,6 +133,9 @@ TABLE: dict[Operation, dict[str, Answer]] = {
 TOO_EARLY: dict[Operation, type[cinder_exception.VolumeIsBusy]] = {
     Operation.DELETE: exception.DeletedTooEarly,
     Operation.UNMANAGE: exception.UnmanagedTooEarly}
+
+# Who asks for one of these waits for hours anyway, while Cinder copies.
+UNHURRIED = (Operation.MIGRATE,)
 
 # What Cinder's own migration leaves behind when it is over
 MIGRATION_OVER = (None, '', 'success', 'error')
@@ -189,6 +190,14 @@ class _Waits(Exception):
 def check_moves(ctxt: context.RequestContext, volume_id: str,
                 operation: Operation) -> None:
     """:raises: a :func:`refusal` by any of a volume's moves"""
+    try:
+        _check_moves(ctxt, volume_id, operation)
+    except _Waits as waits:
+        raise waits.refusal from None
+
+
+def _check_moves(ctxt: context.RequestContext, volume_id: str,
+                 operation: Operation) -> None:
     for move in rows.for_volume(ctxt, volume_id):
         refused = refusal(move, operation)
         if refused is None:
@@ -230,7 +239,8 @@ class Gate:
     def enter(self, ctxt: context.RequestContext, volume_id: str,
               operation: Operation) -> Iterator[objects.Volume]:
         """Hold a volume's lock while the operation happens, on its row as it
-        is now; what may wait is waited for.
+        is now; what may wait is waited for, if that is :data:`UNHURRIED` as
+        long as it takes.
 
         :raises: what :meth:`check` raises
         """
@@ -238,7 +248,9 @@ class Gate:
             try:
                 for attempt in tenacity.Retrying(
                         retry=tenacity.retry_if_exception_type(_Waits),
-                        stop=tenacity.stop_after_delay(self._patience),
+                        stop=(tenacity.stop_never
+                              if operation in UNHURRIED else
+                              tenacity.stop_after_delay(self._patience)),
                         wait=tenacity.wait_fixed(SOON), reraise=True):
                     with attempt, contextlib.ExitStack() as trying:
                         trying.enter_context(self.lock(volume_id))
@@ -256,7 +268,7 @@ class Gate:
     def _check(self, ctxt: context.RequestContext, volume_id: str,
                operation: Operation) -> objects.Volume:
         volume = objects.Volume.get_by_id(ctxt, volume_id)
-        check_moves(ctxt, volume_id, operation)
+        _check_moves(ctxt, volume_id, operation)
         home = volume_utils.extract_host(volume.host)
         if home != self.host and operation is not Operation.DETACH:
             if operation in TOO_EARLY:

@@ -36,6 +36,15 @@ class ManagerTestCase(base.TestCase):
         self.cloud = services.Services(self)
         self.volume = self.cloud.create()
 
+    def let_volumes_arrive(self):
+        """Whatever waits for it sees volumes arrive meanwhile."""
+        def pass_by(_seconds):
+            for node in self.cloud.nodes.values():
+                node.hydrate()
+            self.cloud.watch()
+
+        self.patch('tenacity.nap.time').sleep.side_effect = pass_by
+
     def make_thin(self, *hosts):
         """Let nodes have thin pools, and the volume be anew."""
         self.cloud.delete(self.volume)
@@ -663,11 +672,7 @@ class SnapshotTest(SnapshotTestCase):
     def test_snapshot_in_mid_move_is_taken_when_all_has_arrived(self):
         self.cloud.attach(self.volume, B)
         self.assertEqual(table.State.MIGRATING, self.state())
-
-        def pass_by(_seconds):
-            self.cloud.hydrate()
-            self.cloud.watch()
-        self.patch('tenacity.nap.time').sleep.side_effect = pass_by
+        self.let_volumes_arrive()
         snapshot = self.take()
         self.cloud.settle()
         self.assert_as_then(snapshot)
@@ -842,9 +847,8 @@ class ImageCacheTest(SnapshotTestCase):
     """Each node clones what any of them has in its cache of images."""
 
     def setUp(self):
-        self.nap = self.patch('tenacity.nap.time')
         super().setUp()
-        self.nap.sleep.side_effect = self.pass_by
+        self.let_volumes_arrive()
         self.image = {
             'id': fake.IMAGE_ID, 'owner': 'project', 'size': units.Gi,
             'container_format': 'bare', 'disk_format': 'raw',
@@ -856,11 +860,6 @@ class ImageCacheTest(SnapshotTestCase):
         for host in (A, B):
             self.cloud.boot(host)
         self.made = []
-
-    def pass_by(self, _seconds):
-        for node in self.cloud.nodes.values():
-            node.hydrate()
-        self.cloud.watch()
 
     def make(self, host=A, size=1):
         """A volume of the image; whether that was downloaded for it."""
@@ -997,13 +996,23 @@ class MigrationTest(ManagerTestCase):
         self.assertEqual(transfer.tags(volume=self.volume.id, generation=2),
                          disk.tags)
 
-    def test_volume_is_not_migrated_in_mid_move(self):
-        attachment = self.cloud.attach(self.volume, B)
-        self.cloud.detach(self.volume, attachment)
+    def test_volume_that_arrives_is_migrated_when_it_has(self):
+        self.let_volumes_arrive()
         for force in (True, False):
-            self.assertEqual('error', self.cloud.migrate(
+            attachment = self.cloud.attach(self.volume, B)
+            self.cloud.detach(self.volume, attachment)
+            self.assertEqual('success', self.cloud.migrate(
                 self.volume, A, force).migration_status)
+            self.assertIsNone(self.state())
+            self.assertEqual(A, self.cloud.host_of(self.volume))
         self.assertEqual('available', self.refresh().status)
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+
+    def test_volume_in_use_is_not_migrated_in_mid_move(self):
+        self.cloud.attach(self.volume, B)
+        self.assertIsNone(self.cloud.swap_begins(self.volume, A))
+        self.assertEqual('error', self.refresh().migration_status)
         self.cloud.settle()
         self.assert_whole()
         self.assert_nothing_left(self.volume)
@@ -1260,13 +1269,13 @@ class RetypeTest(ManagerTestCase):
         self.assert_whole()
         self.assert_nothing_left(self.volume)
 
-    def test_volume_is_not_retyped_in_mid_move(self):
+    def test_volume_that_arrives_is_retyped_when_it_has(self):
+        self.let_volumes_arrive()
         attachment = self.cloud.attach(self.volume, B)
         self.cloud.detach(self.volume, attachment)
         before = self.refresh().volume_type_id
-        self.assertEqual(before, self.retype().volume_type_id)
+        self.assertNotEqual(before, self.retype().volume_type_id)
         self.assertEqual('available', self.refresh().status)
-        self.cloud.settle()
         self.assert_whole()
         self.assert_nothing_left(self.volume)
 

@@ -13,6 +13,7 @@ from tests.unit import base
 ERRORS = {gate.Answer.DELETED: exception.VolumeIsDiscarded,
           gate.Answer.WAITS: exception.VolumeIsMoving,
           gate.Answer.ARRIVES: exception.VolumeIsMoving,
+          gate.Answer.ENDS: exception.VolumeIsMoving,
           gate.Answer.UNDECIDED: exception.VolumeIsMoving,
           gate.Answer.MOVES: exception.VolumeIsMoving}
 
@@ -27,6 +28,7 @@ class GateTest(base.TestCase):
         self.gate = gate.Gate(base.A, 1)
         self.patch('tenacity.stop_after_delay',
                    return_value=tenacity.stop_after_attempt(2))
+        self.patch('tenacity.stop_never', tenacity.stop_after_attempt(2))
         self.nap = self.patch('tenacity.nap.time')
 
     def move_in(self, state):
