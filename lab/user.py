@@ -189,13 +189,6 @@ class User:
         self._api.post('/snapshots/%s/action' % snapshot_id,
                        json={'os-unmanage': {}})
 
-    def choose_backup_host(self, node: nodes.Node) -> None:
-        """Have whatever is backed up from now on backed up on one node."""
-        for other in self.cloud.nodes:
-            action = 'enable' if other.name == node.name else 'disable'
-            self._api.put('/os-services/' + action, json={
-                'binary': 'cinder-backup', 'host': other.name})
-
     def request_backup(self, volume_id: str, incremental: bool = False
                        ) -> str:
         """Ask for a backup of a volume, in use or not; its id."""
