@@ -182,6 +182,9 @@ class OnceTest(MessagesTestCase):
         self.assertEqual([CREATE_FAILED], self.told(self.cloud.create()))
 
     def test_snapshot_in_mid_move(self):
+        self.patch('tenacity.nap.time')
+        self.override('localstor_peer_timeout', 1)
+        self.cloud.boot(B)
         self.cloud.attach(self.volume, B)
         snapshot = self.cloud.take_snapshot(self.volume)
         self.assertEqual([SNAPSHOT_FAILED], self.told(snapshot))
