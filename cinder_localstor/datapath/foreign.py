@@ -5,8 +5,8 @@ them no more.
 What Cinder takes is not its own before it says so.  So the first thing that is
 changed of a logical volume are its tags: they tell whose it is to be, and the
 name that it had (``localstor.former``).  As long as Cinder has not got it
-entirely, whoever finds it can give it back by them.  What is let go gets its
-plain name first, and loses its tags then.
+entirely, whoever finds it can give it back by them.  What is let go gets the
+name that its user knows first, and loses its tags then.
 """
 
 from cinder_localstor.datapath import copies
@@ -14,16 +14,6 @@ from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.node import interface
-
-PLAIN = 'unmanaged-%s'
-
-
-def plain_name(identity: str) -> str:
-    """What a volume or a snapshot is called when Cinder has let it go.
-
-    :param identity: its id, the only name of it that never changes
-    """
-    return PLAIN % identity
 
 
 class Foreign:
@@ -73,11 +63,17 @@ class Foreign:
         name = label.former
         if name != taken.name and name in self._volumes.logical_volumes():
             # Somebody has made another one of that name meanwhile.
-            name = plain_name(label.snapshot_id or label.volume_id)
+            name = taken.name
         self._let_go(taken.name, name)
 
-    def let_go(self, name: str, identity: str) -> None:
-        """Let a copy be nobody's, by its :func:`plain_name`; it is not wiped.
+    def is_whole(self, name: str, volume_id: str) -> bool:
+        """Whether nothing of a volume's copy was let go."""
+        found = self._volumes.logical_volumes().get(name)
+        return (found is not None
+                and copies.Label(found.tags).volume_id == volume_id)
+
+    def let_go(self, name: str, plain: str, identity: str) -> None:
+        """Let a copy be nobody's, by a plain name; it is not wiped.
 
         :param identity: id of the volume or the snapshot that it was
         :raises VolumeInUse: somebody has its handle open
@@ -91,7 +87,7 @@ class Foreign:
         if read:
             raise exception.VolumeIsRead(volume_id=identity,
                                          snapshots=', '.join(read))
-        self._let_go(name, plain_name(identity))
+        self._let_go(name, plain)
 
     def _let_go(self, name: str, plain: str) -> None:
         self._handles.remove(name)

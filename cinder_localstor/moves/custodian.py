@@ -19,6 +19,7 @@ from cinder import objects
 from cinder.objects import fields
 from cinder.volume import volume_utils
 from oslo_concurrency import lockutils
+from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_utils import excutils
 from oslo_utils import units
@@ -114,7 +115,7 @@ class Custodian:
         self._begun.setdefault(volume.id, 0)
         with self._gate.enter(ctxt, volume.id,
                               gate.Operation.UNMANAGE) as present:
-            self._let_go(present.name, volume.id)
+            self._let_go(present.name, _plain_name(volume.id), volume.id)
 
     def give_back(self, ctxt: context.RequestContext, volume: objects.Volume
                   ) -> bool:
@@ -193,7 +194,7 @@ class Custodian:
         with self._gate.lock(snapshot.volume_id):
             if table.readers(rows.for_host(ctxt, self.host), self.host, name):
                 raise exception.SnapshotIsNeeded(snapshot_id=snapshot.id)
-            self._let_go(name, snapshot.id)
+            self._let_go(name, name, snapshot.id)
             rows.forget_place(ctxt, snapshot.id)
 
     def give_back_snapshot(self, ctxt: context.RequestContext,
@@ -204,13 +205,13 @@ class Custodian:
 
     # Both
 
-    def _let_go(self, name: str, identity: str) -> None:
+    def _let_go(self, name: str, plain: str, identity: str) -> None:
         with self._lock():
-            self._foreign.let_go(name, identity)
+            self._foreign.let_go(name, plain, identity)
         LOG.info('%(id)s is not managed any more; its logical volume is '
                  '%(group)s/%(name)s', {
                      'id': identity, 'group': self._group.name,
-                     'name': foreign.plain_name(identity)})
+                     'name': plain})
 
     @contextlib.contextmanager
     def _taking(self, volume_id: str, snapshot_id: str = '') -> Any:
@@ -265,12 +266,13 @@ class Custodian:
             if before == MANAGING:
                 self._give_back_taken(volume.id, '')
                 after = FAILED
-            elif self._group.is_active(volume.name):
+            elif self._foreign.is_whole(volume.name, volume.id):
                 self._handles.load(volume.name)
                 after = 'available'
             else:
                 # Somebody may have begun to use it.
-                self._foreign.let_go(volume.name, volume.id)
+                self._foreign.let_go(volume.name, _plain_name(volume.id),
+                                     volume.id)
                 after = 'error'
             return bool(volume.conditional_update({'status': after},
                                                   {'status': before}))
@@ -417,6 +419,13 @@ class Custodian:
         except (cinder_exception.VolumeNotFound,
                 cinder_exception.SnapshotNotFound):
             return True
+
+
+def _plain_name(volume_id: str) -> str:
+    """What a volume is called when Cinder has let it go, as with Cinder's LVM
+    driver; what it is called before changes with each move.
+    """
+    return str(cfg.CONF.volume_name_template % volume_id)
 
 
 def _is_snapshot(volume: interface.LogicalVolume) -> bool:

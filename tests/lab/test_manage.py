@@ -19,6 +19,7 @@ class ManageTest(base.LabTestCase):
     def setUp(self):
         super().setUp()
         self.node = self.nodes[0]
+        self.let_go = []
         self.make()
         self.addCleanup(self.remove)
         self.content = self.fill('/dev/%s/%s' % (self.group, NAME))
@@ -38,7 +39,7 @@ class ManageTest(base.LabTestCase):
     def remove(self):
         """All that is the operator's; what is Cinder's has gone before."""
         for name in self.names():
-            if name in (NAME, SHOT) or name.startswith('unmanaged-'):
+            if name in (NAME, SHOT, *self.let_go):
                 self.lvm('lvremove', '--yes', '%s/%s' % (self.group, name),
                          check=False)
 
@@ -73,7 +74,8 @@ class ManageTest(base.LabTestCase):
         self.wait_for('it is no volume any more', lambda: (
             self.user.find(volume) is None))
         self.volumes.remove(volume)
-        return 'unmanaged-' + volume
+        self.let_go.append('volume-' + volume)
+        return self.let_go[-1]
 
     def test_it_is_managed_moves_and_is_let_go(self):
         volume = self.manage()
@@ -128,7 +130,8 @@ class ManageTest(base.LabTestCase):
         self.user.unmanage_snapshot(snapshot)
         self.wait_for('it is no snapshot any more', lambda: (
             snapshot not in self.user.snapshots()))
-        name = 'unmanaged-' + snapshot
+        name = '_snapshot-' + snapshot
+        self.let_go.append(name)
         self.assertEqual('', self.tags(name))
         self.assertEqual(self.content,
                          self.read('/dev/%s/%s' % (self.group, name)))

@@ -56,14 +56,14 @@ class ForeignTest(unittest.TestCase):
     def test_what_is_let_go_is_let_go_twice(self):
         self.take()
         for _time in range(2):
-            self.foreign.let_go('volume-1', '1')
-            self.assertEqual({'unmanaged-1': self.disk}, self.group.disks)
+            self.foreign.let_go('volume-1', 'volume-plain', '1')
+            self.assertEqual({'volume-plain': self.disk}, self.group.disks)
             self.assertEqual({'mine'}, self.disk.tags)
 
     def test_what_is_open_is_not_let_go(self):
         self.take()
         self.node.device_mapper.nodes['volume-1-handle'].open_count = 1
         self.assertRaises(exception.VolumeInUse, self.foreign.let_go,
-                          'volume-1', '1')
+                          'volume-1', 'volume-plain', '1')
         self.assertIn('volume-1', self.group.disks)
         self.assertIn('localstor.volume=1', self.disk.tags)

@@ -105,17 +105,17 @@ class LifeTest(ManageTestCase):
     def test_unmanaged_it_has_a_plain_name_and_nothing_of_ours(self):
         volume = self.cloud.manage('database')
         self.assertIsNone(self.cloud.unmanage(volume))
-        self.assert_as_before('unmanaged-' + volume.id)
+        self.assert_as_before('volume-' + volume.id)
         self.cloud.reboot(A)
         self.cloud.settle()
-        self.assert_as_before('unmanaged-' + volume.id)
+        self.assert_as_before('volume-' + volume.id)
 
     def test_volume_that_has_moved_is_unmanaged_and_managed_again(self):
         attachment = self.cloud.arrive(self.volume)
         self.cloud.detach(self.volume, attachment)
         self.assertIsNone(self.cloud.unmanage(self.volume))
         self.assertEqual((), self.cloud.report(B).backends[0].copies)
-        again = self.cloud.manage('unmanaged-' + self.volume.id, B)
+        again = self.cloud.manage('volume-' + self.volume.id, B)
         self.assertEqual('available', again.status)
         self.assertEqual(self.cloud.content[self.volume.id],
                          self.cloud.read(again))
@@ -298,7 +298,7 @@ class FailedTest(ManageTestCase):
         volume = self.manage_and_fail_late()
         other = self.cloud.make_foreign('database')
         self.cloud.delete_failed(volume)
-        self.assert_as_before('unmanaged-' + volume.id)
+        self.assert_as_before('volume-' + volume.id)
         self.assert_as_before('database', other)
 
     def test_handle_that_can_not_be_made_leaves_it_as_it_was(self):
@@ -375,7 +375,7 @@ class UnmanageTest(ManageTestCase):
         self.cloud.make_foreign('shot', origin=self.volume.name,
                                 taken_of=self.volume.name)
         self.assertIsNone(self.cloud.unmanage(self.volume))
-        self.assertEqual('unmanaged-' + self.volume.id,
+        self.assertEqual('volume-' + self.volume.id,
                          self.group.disks['shot'].origin)
 
     def test_volume_that_is_lost_is_not_said_to_be_let_go(self):
@@ -445,8 +445,7 @@ class SnapshotTest(ManageTestCase):
     def test_unmanaged_it_holds_what_it_held(self):
         snapshot = self.cloud.manage_snapshot('by-hand', self.volume)
         self.assertIsNone(self.cloud.unmanage_snapshot(snapshot))
-        self.assertIs(self.shot,
-                      self.group.disks['unmanaged-' + snapshot.id])
+        self.assertIs(self.shot, self.group.disks['_' + snapshot.name])
         self.assertEqual({'mine'}, self.shot.tags)
         self.assertEqual('first 3', self.shot.regions[3])
         self.assertTrue(self.cloud.report(A).is_well)

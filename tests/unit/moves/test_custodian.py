@@ -47,22 +47,22 @@ class FaultTest(test_keeper.FaultTestCase):
         if volume.status == 'available':
             self.take_and_let_go_snapshot(volume)
             self.unmanage(volume)
-        self.assert_mine('mine', self.disk)
+        self.assert_mine(self.disk, 'mine', 'volume')
         self.assertEqual(self.then, self.disk.regions)
-        self.assert_mine('shot', self.shot)
+        self.assert_mine(self.shot, 'shot', '_snapshot')
         for disk in (self.shot, self.disk):
             self.group.disks = {name: found for name, found
                                 in self.group.disks.items()
                                 if found is not disk}
         self.assertEqual([], self.cloud.leftovers([self.volume]))
 
-    def assert_mine(self, name, disk):
+    def assert_mine(self, disk, *names):
         """There is what a user had, under a name that is told, and nothing of
         ours.
         """
         found, = [found for found, there in self.group.disks.items()
                   if there is disk]
-        self.assertIn(found.partition('-')[0], (name, 'unmanaged'))
+        self.assertIn(found.partition('-')[0], names)
         self.assertEqual({'mine'}, disk.tags)
 
     @contextlib.contextmanager
