@@ -146,7 +146,7 @@ RUST_IS_NEW = printf '%s\n' $(RUST_VERSION) "$${found:-0}" | sort -V -C
 # The lab's own tests share one lab; it is taken down whatever comes of them.
 RUN_LAB_TESTS := TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color
 LAB_DOWN := status=$$?; $(LAB) --name test down && \
-    $(LAB) --name nova down && $(LAB) --name backup down && exit $$status
+    $(LAB) --name nova down && $(LAB) --name furnished down && exit $$status
 
 lab-test: setup lab-programs
 	$(RUN_LAB_TESTS) '$(SHORT)'; $(LAB_DOWN)
@@ -181,7 +181,7 @@ lab-up: setup
 
 # Whatever this checkout has started
 lab-down: setup
-	for name in default demo demo-nova test nova backup boot tempest \
+	for name in default demo demo-nova test nova furnished boot tempest \
 	    bench-node hydrator-ublk hydrator-nbd devstack; do \
 	    $(LAB) --name $$name down; done
 

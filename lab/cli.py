@@ -121,6 +121,8 @@ class Up(_LabCommand):
         parser.add_argument('--backup', action='store_true',
                             help='cinder-backup in the nodes, which keeps '
                                  'what it makes in one directory for all')
+        parser.add_argument('--keys', action='store_true',
+                            help='Barbican, so that volumes can be encrypted')
         parser.add_argument('--lvm', action='store_true',
                             help='a third backend in each node, "lvm": '
                                  'Cinder\'s own driver, with thick volumes')

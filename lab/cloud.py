@@ -354,6 +354,11 @@ class Cloud:
                 f'compute {configuration.COMPUTE_VERSION}'})
 
     @functools.cached_property
+    def key_api(self) -> http.Api:
+        """Barbican's API as the administrator."""
+        return http.Api(self.session(), self.endpoint('key-manager'), {})
+
+    @functools.cached_property
     def image_api(self) -> http.Api:
         """Glance's API as the administrator."""
         return http.Api(self.session(), self.endpoint('image'), {})

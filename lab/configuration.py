@@ -147,6 +147,9 @@ def cinder(place: services.Place) -> Sections:
             'send_service_user_token': True},
         'nova': service_user(lab, 'cinder'),
         'glance': service_user(lab, 'cinder'),
+        # Which is asked for encrypted volumes only
+        'key_manager': {'backend': 'barbican'},
+        'barbican': {'auth_endpoint': keystone_url(lab)},
         'oslo_messaging_rabbit': MESSAGING,
     }
 

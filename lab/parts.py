@@ -9,6 +9,7 @@ from lab import backups
 from lab import configuration
 from lab import control_plane
 from lab import images
+from lab import keys
 from lab import networks
 from lab import node_services
 from lab import nova
@@ -61,12 +62,21 @@ INSTANCES = services.Part(
 
 BACKUPS = services.Part(nodes=backups.SERVICES, memory=2 * sizes.GIB)
 
+KEYS = services.Part(
+    control=keys.SERVICES,
+    databases=(keys.BARBICAN,),
+    setup=keys.SETUP,
+    packages=(keys.BARBICAN,),
+    sources=(keys.__file__,),
+    apis=keys.APIS)
+
 # What a driver is judged beside
 IN_TREE = services.Part(
     backends=(services.Backend('lvm', configuration.in_tree),),
     memory=2 * sizes.GIB)
 
-OPTIONAL = {'nova': INSTANCES, 'backup': BACKUPS, 'lvm': IN_TREE}
+OPTIONAL = {'nova': INSTANCES, 'backup': BACKUPS, 'keys': KEYS,
+            'lvm': IN_TREE}
 
 
 def of(chosen: Collection[str]) -> services.Part:

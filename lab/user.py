@@ -166,6 +166,19 @@ class User:
         """Ask for the deletion of a snapshot."""
         self._api.delete('/snapshots/' + snapshot_id)
 
+    def encrypt_type(self, volume_type: str, encrypted: bool = True) -> None:
+        """Let volumes of a type be encrypted from now on, or no more."""
+        type_id, = [kind['id'] for kind in
+                    self._api.get('/types').json()['volume_types']
+                    if kind['name'] == volume_type]
+        path = '/types/%s/encryption' % type_id
+        if encrypted:
+            self._api.post(path, json={'encryption': {
+                'provider': 'luks', 'cipher': 'aes-xts-plain64',
+                'key_size': 256, 'control_location': 'front-end'}})
+        else:
+            self._api.delete(path + '/provider')
+
     def manage(self, node: nodes.Node, volume_type: str, name: str) -> str:
         """Ask for a logical volume of a node as a volume; its id."""
         return self._api.post('/os-volume-manage', json={'volume': {

@@ -52,6 +52,25 @@ def cloud():
     return found
 
 
+@functools.cache
+def furnished_cloud():
+    """A lab of two nodes, up, that has Barbican, and in the second node
+    cinder-backup.
+
+    Cinder chooses any cinder-backup that it has heard of since its scheduler
+    started.
+    """
+    found = clouds.Cloud(os.environ.get('LOCALSTOR_FURNISHED_LAB',
+                                        'furnished'))
+    found.up(nodes=2, also=['backup', 'keys'], options={
+        backend: {'localstor_data_path': path} | QUICK
+        for backend, path in zip(configuration.BACKENDS, DATA_PATHS)})
+    found.nodes[0].service('cinder-backup').stop()
+    found.service('cinder-scheduler').restart()
+    found.wait_for_backends(found.nodes)
+    return found
+
+
 class LabTestCase(testtools.TestCase):
     """A test with a cloud of three nodes and a user."""
 

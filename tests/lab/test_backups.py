@@ -5,39 +5,17 @@ Whoever only reads a volume, or writes a backup to it, has no instance, and the
 volume stays where it is.
 """
 
-import functools
-import os
-
-from lab import cloud as clouds
-from lab import configuration
 from tests.lab import base
 
-NAME = os.environ.get('LOCALSTOR_BACKUP_LAB', 'backup')
 # MiB
 SIZE = 20
 LATER = 500
 
 
-@functools.cache
-def cloud():
-    """The lab of these tests, up: two nodes, the second with cinder-backup.
-
-    Cinder chooses any that it has heard of since its scheduler started.
-    """
-    found = clouds.Cloud(NAME)
-    found.up(nodes=2, also=['backup'], options={
-        backend: {'localstor_data_path': path} | base.QUICK
-        for backend, path in zip(configuration.BACKENDS, base.DATA_PATHS)})
-    found.nodes[0].service('cinder-backup').stop()
-    found.service('cinder-scheduler').restart()
-    found.wait_for_backends(found.nodes)
-    return found
-
-
 class BackupTest(base.LabTestCase):
     """A volume with content, and backups of it made on the other node."""
 
-    find_cloud = staticmethod(cloud)
+    find_cloud = staticmethod(base.furnished_cloud)
     volume_type = 'local'
 
     def setUp(self):

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encrypted volumes, whose keys are in Barbican.
+
+The driver sees ciphertext only.  It is the host of an instance that opens a
+volume by its key: here cryptsetup with what Barbican says, as os-brick does.
+"""
+
+import binascii
+import dataclasses
+
+from lab import leftovers
+from tests.lab import base
+
+PLAIN = 'plain'
+MAGIC = 'LUKS'
+# A node has one slow processor; how well a password is stretched does not
+# matter here.
+FORMAT = ('--batch-mode --type luks1 --cipher aes-xts-plain64 --key-size 256 '
+          '--pbkdf-force-iterations 1000')
+
+
+class EncryptionTest(base.LabTestCase):
+
+    find_cloud = staticmethod(base.furnished_cloud)
+    volume_type = 'local'
+
+    def setUp(self):
+        super().setUp()
+        self.here, self.there = self.nodes
+        self.keys = self.key_ids()
+        self.user.encrypt_type(self.volume_type)
+        self.addCleanup(self.user.encrypt_type, self.volume_type, False)
+        self.volume = self.create(volume_type=self.volume_type,
+                                  node=self.here)
+
+    def assert_nothing_left(self, before):
+        super().assert_nothing_left(before)
+        self.assertEqual(self.keys, self.key_ids())
+
+    def key_ids(self):
+        """What Barbican has."""
+        found = self.cloud.key_api.get('/v1/secrets?limit=100').json()
+        return {secret['secret_ref'].rpartition('/')[2]
+                for secret in found['secrets']}
+
+    def key_id(self, volume):
+        return self.user.show(volume)['encryption_key_id']
+
+    def crypt(self, attachment, command):
+        """Run cryptsetup with the volume's key."""
+        key = self.cloud.key_api.get(
+            '/v1/secrets/%s/payload' % self.key_id(attachment.volume_id),
+            headers={'Accept': 'application/octet-stream'}).content
+        attachment.node.run(
+            ['sh', '-c', 'printf %%s %s | cryptsetup %s --key-file - %s'
+             % (binascii.hexlify(key).decode(), command, attachment.device)
+             + (' ' + PLAIN if 'open' in command else '')],
+            timeout=base.PATIENCE)
+
+    def open(self, attachment):
+        """The same attachment, in plain."""
+        self.assertTrue(attachment.connection['encrypted'])
+        self.crypt(attachment, 'luksOpen')
+        return dataclasses.replace(attachment, connection={
+            **attachment.connection, 'device_path': '/dev/mapper/' + PLAIN})
+
+    def close(self, attachment):
+        attachment.node.run(['cryptsetup', 'close', PLAIN],
+                            timeout=base.PATIENCE)
+
+    def read(self, attachment):
+        """Checksum of what it holds in plain, and nobody sees outside."""
+        head = attachment.node.run(
+            ['sh', '-c', 'dd if=%s bs=4 count=1 status=none'
+             % attachment.device], timeout=base.PATIENCE).stdout
+        self.assertEqual(MAGIC, head)
+        plain = self.open(attachment)
+        found = self.checksum(plain)
+        self.assertNotEqual(found, self.checksum(attachment))
+        self.close(attachment)
+        return found
+
+    def fill(self):
+        """Write to the volume, for the first time; its content."""
+        attachment = self.attach(self.volume, self.here)
+        self.crypt(attachment, 'luksFormat ' + FORMAT)
+        self.write(self.open(attachment))
+        self.close(attachment)
+        content = self.read(attachment)
+        self.detach(attachment)
+        return content
+
+    def test_it_is_opened_by_the_same_key_wherever_it_goes(self):
+        content, key = self.fill(), self.key_id(self.volume)
+        attachment = self.attach(self.volume, self.there)
+        self.hold_in_mid_move(attachment)
+        self.assertEqual(content, self.read(attachment))
+        self.let_go()
+        self.wait_until_arrived(attachment)
+        self.assertEqual(content, self.read(attachment))
+        self.assertEqual(key, self.key_id(self.volume))
+        self.assertEqual(self.keys | {key}, self.key_ids())
+        self.detach(attachment)
+
+    def test_what_is_written_while_it_arrives_is_there_at_the_end(self):
+        self.fill()
+        attachment = self.attach(self.volume, self.there)
+        self.hold_in_mid_move(attachment)
+        plain = self.open(attachment)
+        self.write(plain)
+        content = self.checksum(plain)
+        self.let_go()
+        self.wait_until_arrived(attachment)
+        self.assertEqual(content, self.checksum(plain))
+        self.close(attachment)
+        self.detach(attachment)
+
+    def test_volume_of_a_snapshot_has_a_key_of_its_own(self):
+        content = self.fill()
+        snapshot = self.user.request_snapshot(self.volume)
+        self.wait_for('it is taken', lambda: (
+            self.user.snapshots()[snapshot] == 'available'))
+        self.assert_copied(content, snapshot_id=snapshot)
+        self.user.request_snapshot_deletion(snapshot)
+        self.wait_for('it is deleted', lambda: (
+            snapshot not in self.user.snapshots()))
+
+    def test_clone_has_a_key_of_its_own(self):
+        self.assert_copied(self.fill(), source_volid=self.volume)
+
+    def assert_copied(self, content, **source):
+        volume = self.user.request_volume('copy', 1, self.volume_type,
+                                          **source)
+        self.volumes.append(volume)
+        self.user.wait_for_status(volume, 'available')
+        self.assertNotIn(self.key_id(volume),
+                         (None, self.key_id(self.volume)))
+        for node in self.nodes:
+            attachment = self.attach(volume, node)
+            self.assertEqual(content, self.read(attachment))
+            self.wait_for('it has arrived', lambda: (
+                not leftovers.moves(self.cloud)))
+            self.detach(attachment)
+
+
+class ThinEncryptionTest(EncryptionTest):
+
+    volume_type = 'thin'
