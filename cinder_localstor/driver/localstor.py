@@ -236,6 +236,16 @@ class LocalStorDriver(driver.VolumeDriver):
         with self._gate.enter(ctxt, volume.id, gate.Operation.MIGRATE):
             pass  # it is bound by its migration_status
 
+    def retype(self, ctxt: context.RequestContext, volume: objects.Volume,
+               new_type: objects.VolumeType, diff: dict[str, Any],
+               host: dict[str, Any]) -> tuple[bool, None]:
+        """Let a volume of this backend be of another type of it.
+
+        Nothing of it changes here.  Limits are heeded where it is used.
+        """
+        self._gate.check(ctxt, volume.id, gate.Operation.RETYPE)
+        return True, None
+
     def update_migrated_volume(self, ctxt: context.RequestContext,
                                volume: objects.Volume,
                                new_volume: objects.Volume,

@@ -43,6 +43,7 @@ class Operation(str, enum.Enum):
     BACKUP = 'back it up'
     SEND = 'migrate it to a peer'
     MIGRATE = 'migrate it'
+    RETYPE = 'retype it'
     GROUP = 'add it to a group'
 
 
@@ -122,6 +123,10 @@ TABLE: dict[Operation, dict[str, Answer]] = {
     # The two rows would change places under the move.
     Operation.MIGRATE: _answers(
         _YES, _UNDECIDED, _MOVES, _MOVES, _ENDS, _ENDS, _MOVES, _ENDS,
+        _YES, _DELETED),
+    # Cinder then writes once more where it is.
+    Operation.RETYPE: _answers(
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
         _YES, _DELETED),
     # A group is on one node.
     Operation.GROUP: _answers(

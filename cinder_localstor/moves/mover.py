@@ -99,6 +99,11 @@ class Mover:
             raise exception.LocalStorException(
                 reason='Volume %s is being extended. Attach it when that is '
                        'done.' % volume.id)
+        if volume.status == 'retyping' and not migrated_to:
+            # Cinder writes once more where it is.
+            raise exception.LocalStorException(
+                reason='Volume %s is being retyped. Attach it when that is '
+                       'done.' % volume.id)
         answer = self._peers.examine(
             peer.host, volume.id, self._node.volumes.block_size(),
             self._source.portal(), any(

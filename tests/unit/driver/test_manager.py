@@ -1247,6 +1247,12 @@ class SendTest(ManagerTestCase):
 
 
 class RetypeTest(ManagerTestCase):
+    """A volume is of another type, on the same backend."""
+
+    def setUp(self):
+        super().setUp()
+        self.copied = self.patch(
+            'cinder.volume.manager.VolumeManager._copy_volume_data')
 
     def retype(self):
         other = db.volume_type_create(self.ctxt, {
@@ -1258,26 +1264,65 @@ class RetypeTest(ManagerTestCase):
         services.rpcapi.VolumeAPI().retype(
             self.ctxt, volume, other['id'],
             services.Backend(self.cloud.host_of(volume) + '#local', None,
-                             {}), 'on-demand')
+                             {}), 'never')
         return self.refresh()
+
+    def assert_retyped(self):
+        before = self.refresh()
+        after = self.retype()
+        self.assertEqual('available', after.status)
+        self.assertNotEqual(before.volume_type_id, after.volume_type_id)
+        self.assertEqual(before.host, after.host)
+        self.copied.assert_not_called()
+        self.cloud.settle()
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
 
     def test_volume_that_has_moved_survives_a_reboot(self):
         attachment = self.cloud.arrive(self.volume)
         self.cloud.detach(self.volume, attachment)
-        self.assertEqual('success', self.retype().migration_status)
+        self.assert_retyped()
         self.cloud.reboot(B)
         self.assert_whole()
-        self.assert_nothing_left(self.volume)
 
-    def test_volume_that_arrives_is_retyped_when_it_has(self):
-        self.let_volumes_arrive()
+    def test_standing_volume(self):
+        self.assert_retyped()
+
+    def test_volume_that_arrives(self):
         attachment = self.cloud.attach(self.volume, B)
         self.cloud.detach(self.volume, attachment)
-        before = self.refresh().volume_type_id
-        self.assertNotEqual(before, self.retype().volume_type_id)
-        self.assertEqual('available', self.refresh().status)
+        self.assert_retyped()
+        self.assertEqual(B, self.cloud.host_of(self.volume))
+
+    def test_volume_that_may_yet_go_back_stays_what_it_is(self):
+        # Cinder writes where it is when the driver has answered.
+        self.cloud.attach(self.volume, A)
+        self.cloud.attach(self.volume, B)
+        before = self.refresh()
+        after = self.retype()
+        self.assertEqual(('in-use', before.volume_type_id),
+                         (after.status, after.volume_type_id))
+
+    def test_it_moves_nowhere_meanwhile(self):
+        retype = localstor.LocalStorDriver.retype
+
+        def and_attach(*arguments):
+            answer = retype(*arguments)
+            error = self.assertRaises(exception.LocalStorException,
+                                      self.begin_move)
+            self.assertIn('is being retyped', str(error))
+            return answer
+
+        with mock.patch.object(localstor.LocalStorDriver, 'retype',
+                               and_attach):
+            self.assert_retyped()
+        self.cloud.arrive(self.volume)
         self.assert_whole()
-        self.assert_nothing_left(self.volume)
+
+    def begin_move(self):
+        self.cloud.driver(self.volume)._mover.begin(
+            self.ctxt, self.refresh(), objects.Service.get_by_args(
+                self.ctxt, B, 'cinder-volume'))
 
 
 class CopyTest(SnapshotTestCase):
