@@ -29,9 +29,12 @@ class EncryptionTest(base.LabTestCase):
         self.here, self.there = self.nodes
         self.keys = self.key_ids()
         self.user.encrypt_type(self.volume_type)
-        self.addCleanup(self.user.encrypt_type, self.volume_type, False)
         self.volume = self.create(volume_type=self.volume_type,
                                   node=self.here)
+
+    def clean_up(self):
+        super().clean_up()
+        self.user.encrypt_type(self.volume_type, False)
 
     def assert_nothing_left(self, before):
         super().assert_nothing_left(before)
@@ -46,21 +49,21 @@ class EncryptionTest(base.LabTestCase):
     def key_id(self, volume):
         return self.user.show(volume)['encryption_key_id']
 
-    def crypt(self, attachment, command):
+    def crypt(self, attachment, command, *name):
         """Run cryptsetup with the volume's key."""
         key = self.cloud.key_api.get(
             '/v1/secrets/%s/payload' % self.key_id(attachment.volume_id),
             headers={'Accept': 'application/octet-stream'}).content
         attachment.node.run(
-            ['sh', '-c', 'printf %%s %s | cryptsetup %s --key-file - %s'
-             % (binascii.hexlify(key).decode(), command, attachment.device)
-             + (' ' + PLAIN if 'open' in command else '')],
+            ['sh', '-c', ' '.join((
+                'printf %s', binascii.hexlify(key).decode(), '| cryptsetup',
+                command, '--key-file -', attachment.device, *name))],
             timeout=base.PATIENCE)
 
     def open(self, attachment):
         """The same attachment, in plain."""
         self.assertTrue(attachment.connection['encrypted'])
-        self.crypt(attachment, 'luksOpen')
+        self.crypt(attachment, 'luksOpen', PLAIN)
         return dataclasses.replace(attachment, connection={
             **attachment.connection, 'device_path': '/dev/mapper/' + PLAIN})
 
