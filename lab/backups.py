@@ -28,8 +28,10 @@ def _options(place: services.Place) -> configuration.Sections:
     return {'DEFAULT': {
         'backup_driver': 'cinder.backup.drivers.posix.PosixBackupDriver',
         'backup_posix_path': _directory(place),
-        # It has this much of a volume in its memory, twice; 2 GB by default.
-        'backup_file_size': sizes.GIB // 16}}
+        # It has this much of a volume in its memory, twice for each backup
+        # that it works on. A process of a node has one mapping for each page
+        # at worst, and Linux lets it have 65,530 (vm.max_map_count).
+        'backup_file_size': sizes.GIB // 32, 'backup_max_operations': 2}}
 
 
 def _prepare(place: services.Place) -> None:
