@@ -19,7 +19,7 @@ class ManageTest(base.LabTestCase):
     def setUp(self):
         super().setUp()
         self.node = self.nodes[0]
-        self.let_go = []
+        self.unmanaged = []
         self.make()
         self.addCleanup(self.remove)
         self.content = self.fill('/dev/%s/%s' % (self.group, NAME))
@@ -39,7 +39,7 @@ class ManageTest(base.LabTestCase):
     def remove(self):
         """All that is the operator's; what is Cinder's has gone before."""
         for name in self.names():
-            if name in (NAME, SHOT, *self.let_go):
+            if name in (NAME, SHOT, *self.unmanaged):
                 self.lvm('lvremove', '--yes', '%s/%s' % (self.group, name),
                          check=False)
 
@@ -66,7 +66,7 @@ class ManageTest(base.LabTestCase):
         volume = self.user.manage(self.node, self.volume_type, name)
         self.volumes.append(volume)
         self.wait_for('it is managed or refused', lambda: (
-            self.user.status(volume) != 'managing'))
+            self.user.status(volume) not in ('creating', 'managing')))
         return volume
 
     def unmanage(self, volume):
@@ -74,8 +74,8 @@ class ManageTest(base.LabTestCase):
         self.wait_for('it is no volume any more', lambda: (
             self.user.find(volume) is None))
         self.volumes.remove(volume)
-        self.let_go.append('volume-' + volume)
-        return self.let_go[-1]
+        self.unmanaged.append('volume-' + volume)
+        return self.unmanaged[-1]
 
     def test_it_is_managed_moves_and_is_let_go(self):
         volume = self.manage()
@@ -131,7 +131,7 @@ class ManageTest(base.LabTestCase):
         self.wait_for('it is no snapshot any more', lambda: (
             snapshot not in self.user.snapshots()))
         name = '_snapshot-' + snapshot
-        self.let_go.append(name)
+        self.unmanaged.append(name)
         self.assertEqual('', self.tags(name))
         self.assertEqual(self.content,
                          self.read('/dev/%s/%s' % (self.group, name)))
