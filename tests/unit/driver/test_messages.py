@@ -41,6 +41,12 @@ class MessagesTestCase(test_manager.SnapshotTestCase):
         # Cinder's own messages are for the project that asks.
         self.ctxt.project_id = 'project'
 
+    def wait_briefly(self):
+        """Let what waits for a move on the other node be refused soon."""
+        self.patch('tenacity.nap.time')
+        self.override('localstor_peer_timeout', 1)
+        self.cloud.boot(B)
+
     def shown(self):
         """What Cinder's API shows a user, oldest first."""
         request = fakes.HTTPRequest.blank(
@@ -161,6 +167,7 @@ class CreateTest(MessagesTestCase):
         self.assertEqual([CREATE_FAILED], self.told(self.make(snapshot, B)))
 
     def test_volume_to_clone_is_in_mid_move(self):
+        self.wait_briefly()
         self.cloud.attach(self.volume, B)
         self.assertEqual([CREATE_STATE], self.told(self.make(self.volume, B)))
 
@@ -182,9 +189,7 @@ class OnceTest(MessagesTestCase):
         self.assertEqual([CREATE_FAILED], self.told(self.cloud.create()))
 
     def test_snapshot_in_mid_move(self):
-        self.patch('tenacity.nap.time')
-        self.override('localstor_peer_timeout', 1)
-        self.cloud.boot(B)
+        self.wait_briefly()
         self.cloud.attach(self.volume, B)
         snapshot = self.cloud.take_snapshot(self.volume)
         self.assertEqual([SNAPSHOT_FAILED], self.told(snapshot))
