@@ -66,7 +66,8 @@ class ManageTest(base.LabTestCase):
         volume = self.user.manage(self.node, self.volume_type, name)
         self.volumes.append(volume)
         self.wait_for('it is managed or refused', lambda: (
-            self.user.status(volume) not in ('creating', 'managing')))
+            # So the API shows ``managing`` and ``error_managing``.
+            self.user.status(volume) != 'creating'))
         return volume
 
     def unmanage(self, volume):
@@ -104,8 +105,11 @@ class ManageTest(base.LabTestCase):
     def test_it_is_refused_while_it_is_open_and_given_back(self):
         self.node.run(['sh', '-c', 'sleep 600 </dev/%s/%s >/dev/null 2>&1 &'
                        % (self.group, NAME)])
+        self.addCleanup(self.remove)
+        self.addCleanup(self.node.run, ['pkill', '-f', 'sleep 600'],
+                        check=False)
         volume = self.manage()
-        self.assertEqual('error_managing', self.user.status(volume))
+        self.assertEqual('error', self.user.status(volume))
         self.assertIn('lsof /dev/%s/%s' % (self.group, NAME),
                       self.log_of(self.node))
         self.node.run(['pkill', '-f', 'sleep 600'])
