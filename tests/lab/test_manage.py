@@ -105,7 +105,6 @@ class ManageTest(base.LabTestCase):
     def test_it_is_refused_while_it_is_open_and_given_back(self):
         self.node.run(['sh', '-c', 'sleep 600 </dev/%s/%s >/dev/null 2>&1 &'
                        % (self.group, NAME)])
-        self.addCleanup(self.remove)
         self.addCleanup(self.node.run, ['pkill', '-f', 'sleep 600'],
                         check=False)
         volume = self.manage()
