@@ -74,6 +74,12 @@ class PoolDoesNotZero(LocalStorException):
                 "or remove the volumes that were made in it before.")
 
 
+class WrongProperty(LocalStorException):
+    message = _("Volume type %(volume_type)s can not be heeded: %(reason)s. "
+                "Correct it with 'openstack volume type set --property', or "
+                "take the property away with 'openstack volume type unset'.")
+
+
 class NotEnoughSpace(LocalStorException):
     message = _("Volume group or pool '%(group)s' on %(host)s has %(free)s of "
                 "the %(needed)s that '%(name)s' needs. Free some space, or "

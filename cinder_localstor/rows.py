@@ -145,6 +145,25 @@ def home(ctxt: context.RequestContext, volume_id: str) -> str:
     return volume_utils.extract_host(volume.host)
 
 
+def types_of(ctxt: context.RequestContext, volume_ids: Collection[str],
+             prefix: str) -> dict[str, tuple[str, dict[str, str]]]:
+    """The types of volumes that have extra specs whose keys have a prefix.
+
+    :returns: by the id of each volume the name of its type, and those specs
+    """
+    volume, kind, spec = (models.Volume, models.VolumeType,
+                          models.VolumeTypeExtraSpecs)
+    found: dict[str, tuple[str, dict[str, str]]] = {}
+    with db.main_context_manager.reader.using(ctxt) as session:
+        for volume_id, name, key, value in session.query(
+                volume.id, kind.name, spec.key, spec.value).filter(
+                volume.id.in_(volume_ids), kind.id == volume.volume_type_id,
+                spec.volume_type_id == kind.id, spec.deleted == sa.false(),
+                spec.key.startswith(prefix, autoescape=True)):
+            found.setdefault(volume_id, (name, {}))[1][key] = value
+    return found
+
+
 def _lives_on(host: str) -> Any:
     """The condition that a row belongs to any pool of ``host@backend``."""
     # Escaped, because '_' is usual in host names and LIKE takes it for any

@@ -91,7 +91,8 @@ class CloneEngine(engine.Engine):
             return engine.Progress(engine.Hydration.MISSING)
         return parse_status(device.status[0].arguments)
 
-    def throttle(self, move: transfer.Transfer, limit: int | None) -> None:
+    def throttle(self, move: transfer.Transfer, limit: int | None,
+                 minimum: int | None = None) -> None:
         # dm-clone knows no rate.  Hydration that was stopped is begun again
         # as any that is found to be off.
         if limit == 0:

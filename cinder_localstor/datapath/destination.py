@@ -48,8 +48,8 @@ class Destination:
         self._engines.chosen()
         self._node.device_mapper.check_target(WAITING_TARGET)
 
-    def examine(self, block_size: int, portal: str, host: str
-                ) -> dict[str, str]:
+    def examine(self, block_size: int, portal: str, host: str,
+                data_path: str = '') -> dict[str, str]:
         """Whether a volume can move here; what the source has to know.
 
         No command is run for it, but one where there is a thin pool.  Whether
@@ -57,11 +57,15 @@ class Destination:
 
         :param block_size: bytes of a logical block at the source
         :param portal: where the source will be found
+        :param data_path: what the volume's type has in place of the option, ''
+            for nothing
         :returns: `initiator`, the IQN that will ask for the source, the
             `address` that it will ask from, the `engine` that the move will
             get, and whether the pool is `thin`, if it is: then it needs to
             know how much comes
         :raises BlockSizesDiffer: the disks here have other blocks
+        :raises NoDataPath: the type wants what this node can't run
+        :raises NotVerifiable: the same, as the option localstor_verify is
         :raises NotEnoughSpace: the thin pool takes nothing more
         """
         group = self._node.volumes
@@ -74,7 +78,7 @@ class Destination:
         initiator = self._node.initiator
         return {'initiator': initiator.name(),
                 'address': initiator.address_towards(portal),
-                'engine': self._engines.chosen().name,
+                'engine': self._engines.chosen(data_path).name,
                 **({'thin': 'yes'} if group.thin else {})}
 
     def create_destination(self, move: transfer.Transfer) -> None:
@@ -202,9 +206,10 @@ class Destination:
             device_mapper.path(self._source_node(move)))
         self._engine(move).start_hydration(move)
 
-    def throttle(self, move: transfer.Transfer, limit: int | None) -> None:
-        """Copy at most `limit` bytes per second, None for no limit."""
-        self._engine(move).throttle(move, limit)
+    def throttle(self, move: transfer.Transfer, limit: int | None,
+                 minimum: int | None) -> None:
+        """Set the rates of a move, see Engine.throttle."""
+        self._engine(move).throttle(move, limit, minimum)
 
     def settle(self, move: transfer.Transfer) -> None:
         """Make all that has arrived durable."""

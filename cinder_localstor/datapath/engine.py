@@ -101,10 +101,14 @@ class Engine(abc.ABC):
         """How far the move is, from the devices of the node."""
 
     @abc.abstractmethod
-    def throttle(self, move: transfer.Transfer, limit: int | None) -> None:
+    def throttle(self, move: transfer.Transfer, limit: int | None,
+                 minimum: int | None = None) -> None:
         """Copy at most `limit` bytes per second, None for no limit.
 
         0 stops every engine, also one that knows no other limit.
+
+        :param minimum: bytes per second that are copied whatever a guest does,
+            None for what the option localstor_hydration_min_rate says
         """
 
     def settle(self, move: transfer.Transfer) -> None:

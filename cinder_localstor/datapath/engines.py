@@ -25,22 +25,26 @@ class Engines:
             # The one that is wanted by 'auto' first
             hydrator.NAME: hydrator.HydratorEngine(node, configuration),
             clone.TARGET: clone.CloneEngine(node)}
-        self._chosen = ''
+        self._chosen: dict[str, str] = {}
 
     def named(self, name: str) -> engine.Engine:
         """The engine of a move that has begun."""
         return self._engines[name]
 
-    def chosen(self) -> engine.Engine:
+    def chosen(self, wanted: str = '') -> engine.Engine:
         """What moves that begin now get.
 
-        :raises NoDataPath: this node can't run what the options want
+        :param wanted: what the volume's type has in place of the option
+            localstor_data_path, '' for nothing
+        :raises NoDataPath: this node can't run what is wanted
+        :raises NotVerifiable: it can't compare what it copies, as it should
         """
-        if not self._chosen:
-            chosen = self._choose()
+        wanted = wanted or self.configuration.localstor_data_path
+        if wanted not in self._chosen:
+            chosen = self._choose(wanted)
             self._check_verification(chosen)
-            self._chosen = chosen
-        return self._engines[self._chosen]
+            self._chosen[wanted] = chosen
+        return self._engines[self._chosen[wanted]]
 
     def _check_verification(self, name: str) -> None:
         """:raises NotVerifiable: it can't compare what the option wants"""
@@ -49,8 +53,7 @@ class Engines:
                 and not self._engines[name].verifies):
             raise exception.NotVerifiable(verify=verify, engine=name)
 
-    def _choose(self) -> str:
-        wanted = self.configuration.localstor_data_path
+    def _choose(self, wanted: str) -> str:
         if wanted != AUTO:
             self._engines[wanted].check()
             return wanted

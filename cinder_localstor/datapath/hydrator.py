@@ -76,7 +76,7 @@ class HydratorEngine(engine.Engine):
                 metadata=self._node.metadata.path(self._map_name(move)),
                 source=source, size=move.size,
                 zeroed=self._node.volumes.thin,
-                minimum=configuration.localstor_hydration_min_rate * units.Mi,
+                minimum=self._minimum(),
                 source_timeout=configuration.localstor_source_timeout,
                 verify=configuration.localstor_verify))
         name = self.node_name(move.destination_name)
@@ -102,10 +102,14 @@ class HydratorEngine(engine.Engine):
             None if status.verify == interface.NOT_VERIFIED
             else status.verified, status.differing, status.first_differing)
 
-    def throttle(self, move: transfer.Transfer, limit: int | None) -> None:
+    def throttle(self, move: transfer.Transfer, limit: int | None,
+                 minimum: int | None = None) -> None:
         self._node.hydrators.throttle(
             move.destination_name, limit,
-            self._configuration.localstor_hydration_min_rate * units.Mi)
+            self._minimum() if minimum is None else minimum)
+
+    def _minimum(self) -> int:
+        return self._configuration.localstor_hydration_min_rate * units.Mi
 
     def remove(self, move: transfer.Transfer) -> None:
         self._node.device_mapper.remove(

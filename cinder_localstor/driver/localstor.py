@@ -29,6 +29,7 @@ from cinder_localstor import exception
 from cinder_localstor.moves import custodian
 from cinder_localstor.moves import gate
 from cinder_localstor.moves import messages
+from cinder_localstor.moves import properties
 from cinder_localstor.moves import service
 from cinder_localstor.node import real
 from cinder_localstor import opts
@@ -166,6 +167,7 @@ class LocalStorDriver(driver.VolumeDriver):
     # Volumes
 
     def create_volume(self, volume: objects.Volume) -> None:
+        properties.check_volume(context.get_admin_context(), volume.id)
         if volume.is_migration_target():
             self._check_swap(volume.migration_status.partition(':')[2])
         self._handles.create(copies.Copy(
@@ -243,6 +245,7 @@ class LocalStorDriver(driver.VolumeDriver):
 
         Nothing of it changes here.  Limits are heeded where it is used.
         """
+        properties.check(new_type.name, new_type.extra_specs or {})
         self._gate.check(ctxt, volume.id, gate.Operation.RETYPE)
         return True, None
 
@@ -303,6 +306,11 @@ class LocalStorDriver(driver.VolumeDriver):
             })],
         }
 
+    def _init_vendor_properties(self) -> tuple[dict[str, Any], str]:
+        """What Cinder's API tells operators of our extra specs."""
+        return {key: known.described() for key, known
+                in properties.PROPERTIES.items()}, properties.VENDOR
+
     # Groups and backups
 
     def update_group(self, ctxt: context.RequestContext, group: objects.Group,
@@ -345,15 +353,17 @@ class LocalStorDriver(driver.VolumeDriver):
     def create_volume_from_snapshot(self, volume: objects.Volume,
                                     snapshot: objects.Snapshot
                                     ) -> dict[str, str]:
+        ctxt = context.get_admin_context()
         with self._creation_told(volume, volume.snapshot_id == snapshot.id):
-            return self._service.copier.from_snapshot(
-                context.get_admin_context(), volume, snapshot)
+            properties.check_volume(ctxt, volume.id)
+            return self._service.copier.from_snapshot(ctxt, volume, snapshot)
 
     def create_cloned_volume(self, volume: objects.Volume,
                              src_vref: objects.Volume) -> dict[str, str]:
+        ctxt = context.get_admin_context()
         with self._creation_told(volume, volume.source_volid == src_vref.id):
-            return self._service.copier.from_volume(
-                context.get_admin_context(), volume, src_vref)
+            properties.check_volume(ctxt, volume.id)
+            return self._service.copier.from_volume(ctxt, volume, src_vref)
 
     @staticmethod
     def _creation_told(volume: objects.Volume, by_user: bool
@@ -377,8 +387,9 @@ class LocalStorDriver(driver.VolumeDriver):
 
     def manage_existing(self, volume: objects.Volume,
                         existing_ref: custodian.Reference) -> None:
-        self._service.custodian.manage(context.get_admin_context(), volume,
-                                       existing_ref)
+        ctxt = context.get_admin_context()
+        properties.check_volume(ctxt, volume.id)
+        self._service.custodian.manage(ctxt, volume, existing_ref)
 
     def unmanage(self, volume: objects.Volume) -> None:
         self._service.custodian.unmanage(context.get_admin_context(), volume)

@@ -53,9 +53,10 @@ class Answers:
              *self._node.initiator.addresses()))
 
     def examine(self, ctxt: context.RequestContext, block_size: int,
-                portal: str) -> dict[str, str]:
+                portal: str, data_path: str = '') -> dict[str, str]:
         """Whether a volume could move here, see Destination.examine."""
-        return self._destination.examine(block_size, portal, self.host)
+        return self._destination.examine(block_size, portal, self.host,
+                                         data_path)
 
     def run(self, ctxt: context.RequestContext, move: dict[str, Any],
             steps: list[str]) -> None:

@@ -28,6 +28,7 @@ from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.moves import executor
 from cinder_localstor.moves import gate
+from cinder_localstor.moves import properties
 from cinder_localstor.moves import scheduler
 from cinder_localstor.moves import table
 from cinder_localstor.node import interface
@@ -206,8 +207,9 @@ class Copier:
                  else self._peers.offer(snapshot.host, volume.id, *described,
                                         is_clone=bool(taken_of)))
         export = interface.Export(**offer['export'])
-        answer = self._destination.examine(offer['block_size'], export.portal,
-                                           self.host)
+        answer = self._destination.examine(
+            offer['block_size'], export.portal, self.host,
+            properties.of_volume(ctxt, volume.id).data_path)
         size, larger = snapshot.size, volume.size * units.Gi
         return self._executor.begin(ctxt, volume, transfer.Transfer(
             move_id=move_id, volume_id=volume.id,

@@ -22,6 +22,7 @@ from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.moves import executor
 from cinder_localstor.moves import gate
+from cinder_localstor.moves import properties
 from cinder_localstor.moves import registry
 from cinder_localstor.moves import scheduler
 from cinder_localstor.moves import table
@@ -33,6 +34,9 @@ LOG = logging.getLogger(__name__)
 
 # What a volume is before a user has it
 MADE = ('creating', 'downloading')
+# What it is while it may not leave, and what that is called: at the end of a
+# retype Cinder writes once more where it is.
+CHANGING = {'extending': 'being extended', 'retyping': 'being retyped'}
 # The migration_status of the row that Cinder deletes after a migration
 LEFT_BEHIND = 'deleting'
 
@@ -95,20 +99,17 @@ class Mover:
         """
         if (volume.group_id if migrated_to else gate.is_bound(volume)):
             raise exception.VolumeIsBound(volume_id=volume.id, host=self.host)
-        if volume.status == 'extending':
+        if volume.status in CHANGING and not (
+                volume.status == 'retyping' and migrated_to):
             raise exception.LocalStorException(
-                reason='Volume %s is being extended. Attach it when that is '
-                       'done.' % volume.id)
-        if volume.status == 'retyping' and not migrated_to:
-            # Cinder writes once more where it is.
-            raise exception.LocalStorException(
-                reason='Volume %s is being retyped. Attach it when that is '
-                       'done.' % volume.id)
+                reason='Volume %s is %s. Attach it when that is done.' % (
+                    volume.id, CHANGING[volume.status]))
         answer = self._peers.examine(
             peer.host, volume.id, self._node.volumes.block_size(),
             self._source.portal(), any(
                 move.transfer.is_copy
-                for move in rows.for_volume(ctxt, volume.id)))
+                for move in rows.for_volume(ctxt, volume.id)),
+            properties.of_volume(ctxt, volume.id).data_path)
         attachments = rows.attachments(ctxt, volume.id)
         if migrated_to and attachments:
             raise cinder_exception.VolumeAttached(volume_id=volume.id)

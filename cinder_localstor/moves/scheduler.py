@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import functools
 import time
 from typing import Any
@@ -21,6 +22,7 @@ from cinder_localstor import exception
 from cinder_localstor.moves import executor
 from cinder_localstor.moves import exports
 from cinder_localstor.moves import facts
+from cinder_localstor.moves import properties
 from cinder_localstor.moves import queues
 from cinder_localstor.moves import table
 from cinder_localstor.node import interface
@@ -43,6 +45,16 @@ SEARCH_EVERY = 60
 BROKEN_OFF = 'The service that began it has ended meanwhile.'
 # Stand among the busy moves for what is no move
 EXPORTS, RATES, SUSPENDED = 'exports', 'rates', 'suspended'
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """Bytes per second of a move that arrive at most and at least, None for
+    no limit and for what the option says.
+    """
+
+    limit: int | None = None
+    minimum: int | None = None
 
 
 class Scheduler:
@@ -80,8 +92,8 @@ class Scheduler:
         # Ids of the moves that this node has a part in
         self._known: set[str] = set()
         self._periods = 0
-        # Moves that no full pool holds up, as far as this process knows
-        self._flowing: set[str] = set()
+        # The rates of moves that this process has set
+        self._rates: dict[str, Rates] = {}
 
     @contextlib.contextmanager
     def beginning(self, move_id: str) -> Iterator[None]:
@@ -239,7 +251,7 @@ class Scheduler:
             self.look_after(move.move_id)
         self._slow.submit('', look)
 
-    # Fair shares of the rate, and the space of a thin pool
+    # Rates, and the space of a thin pool
 
     def _look_at_space(self, owned: list[rows.Move]) -> None:
         if any(move.state == table.State.MIGRATING for move in owned):
@@ -250,37 +262,49 @@ class Scheduler:
                           error)
 
     def _tend_pace(self, owned: list[rows.Move], look: facts.Look) -> None:
-        """Let what arrives have the same share of what the option allows,
-        and nothing arrive in a full pool.
+        """Let what arrives have the same share of what the option allows, no
+        volume more than its type does, and nothing arrive in a full pool.
         """
-        rate = self._configuration.localstor_hydration_rate * units.Mi
         moves = [move for move in owned
                  if table.START_HYDRATION.is_done(move)]
-        if (not moves or RATES in self._busy
-                or not rate and not self._node.volumes.thin):
+        if not moves or RATES in self._busy:
             return
-        limit = rate // max(1, len(look.hydrating())) if rate else None
+        rate = self._configuration.localstor_hydration_rate * units.Mi
+        share = rate // max(1, len(look.hydrating())) if rate else None
         self._submit_alone(self._urgent, RATES,
-                           functools.partial(self._set_pace, moves, limit))
+                           functools.partial(self._set_rates, moves, share))
 
-    def _set_pace(self, moves: list[rows.Move], limit: int | None) -> None:
+    def _set_rates(self, moves: list[rows.Move], share: int | None) -> None:
+        wishes = properties.of_volumes(context.get_admin_context(),
+                                       {move.volume_id for move in moves})
+        former, self._rates = self._rates, {}
         for move in moves:
-            self._pace(move, limit)
+            rates = self._rates_of(wishes.get(move.volume_id,
+                                              properties.NONE), share)
+            # A helper that was stopped, or has been started again, does not
+            # know why it was held.
+            if rates == Rates() == former.get(move.move_id):
+                self._rates[move.move_id] = rates
+            else:
+                self._throttle(move, rates)
 
-    def _pace(self, move: rows.Move, limit: int | None) -> None:
-        """Let a move copy as fast as it may now."""
+    def _rates_of(self, wishes: properties.Wishes, share: int | None
+                  ) -> Rates:
+        """What a move may have now.
+
+        :param share: bytes per second that the option leaves it, None for all
+        """
         if not self._destination.space.has_room():
-            self._flowing.discard(move.move_id)
-            self._throttle(move, 0)
-        elif limit is not None or (self._node.volumes.thin
-                                   and move.move_id not in self._flowing):
-            # A helper that was stopped does not know why.
-            self._throttle(move, limit)
-            self._flowing.add(move.move_id)
+            return Rates(limit=0)
+        limits = [limit for limit in (wishes.rate, share)
+                  if limit is not None]
+        return Rates(min(limits, default=None), wishes.minimum)
 
-    def _throttle(self, move: rows.Move, limit: int | None) -> None:
+    def _throttle(self, move: rows.Move, rates: Rates) -> None:
         try:
-            self._destination.throttle(move.transfer, limit)
+            self._destination.throttle(move.transfer, rates.limit,
+                                       rates.minimum)
+            self._rates[move.move_id] = rates
         except exception.LocalStorException as error:
             LOG.warning('Move %(move)s goes on at its former rate: %(error)s',
                         {'move': move.move_id, 'error': error})

@@ -12,6 +12,7 @@ History::
     1.2  delete_snapshot
     1.3  offer; copies in ``run``
     1.4  copies of volumes on other nodes
+    1.5  examine, with what a volume's type wants
 
 A peer of 1.0 wipes a copy before it answers, and has nothing that remains.  It
 is asked nothing that it does not know: each call names the version that it
@@ -31,12 +32,14 @@ import oslo_messaging as messaging
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 
-VERSION = '1.4'
+VERSION = '1.5'
 FIRST_VERSION = '1.0'
 # The first that knows of copies
 COPIES = '1.3'
 # The first that takes snapshots for copies of others
 CLONES = '1.4'
+# The first that knows of extra specs
+WISHES = '1.5'
 TOPIC = 'cinder-localstor'
 
 # Seconds that a peer may work on a request that no user waits for, as long as
@@ -62,7 +65,7 @@ class Answers(Protocol):
         """Names and addresses of the node."""
 
     def examine(self, ctxt: context.RequestContext, block_size: int,
-                portal: str) -> dict[str, str]:
+                portal: str, data_path: str = '') -> dict[str, str]:
         """Whether a volume could move there."""
 
     def run(self, ctxt: context.RequestContext, move: dict[str, Any],
@@ -105,8 +108,8 @@ class Endpoint:
         return self._answers.identify(ctxt)
 
     def examine(self, ctxt: context.RequestContext, block_size: int,
-                portal: str) -> dict[str, str]:
-        return self._answers.examine(ctxt, block_size, portal)
+                portal: str, data_path: str = '') -> dict[str, str]:
+        return self._answers.examine(ctxt, block_size, portal, data_path)
 
     def run(self, ctxt: context.RequestContext, move: dict[str, Any],
             steps: list[str]) -> None:
@@ -198,15 +201,20 @@ class PeerAPI:
         return self._call(peer, '-', 'identify', patient=False)
 
     def examine(self, peer: str, volume_id: str, block_size: int,
-                portal: str, is_copy: bool = False) -> dict[str, str]:
+                portal: str, is_copy: bool = False, data_path: str = ''
+                ) -> dict[str, str]:
         """Whether a volume could move to a peer.
 
         :param is_copy: whether the peer has to know of copies, as the volume
             still arrives by one
+        :param data_path: what the volume's type has in place of the peer's
+            option, '' for nothing
         """
+        wishes = {'data_path': data_path} if data_path else {}
         return self._call(peer, volume_id, 'examine', patient=False,
-                          version=COPIES if is_copy else FIRST_VERSION,
-                          block_size=block_size, portal=portal)
+                          version=(WISHES if wishes else COPIES if is_copy
+                                   else FIRST_VERSION),
+                          block_size=block_size, portal=portal, **wishes)
 
     def run(self, peer: str, move: transfer.Transfer, steps: list[str],
             patient: bool = True) -> None:

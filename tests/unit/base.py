@@ -171,8 +171,9 @@ class Peers:
     def identify(self, peer):
         return self._call(peer, 'identify')
 
-    def examine(self, peer, volume_id, block_size, portal, is_copy=False):
-        return self._call(peer, 'examine', block_size, portal)
+    def examine(self, peer, volume_id, block_size, portal, is_copy=False,
+                data_path=''):
+        return self._call(peer, 'examine', block_size, portal, data_path)
 
     def run(self, peer, move, steps, patient=True):
         return self._call(peer, 'run', move.as_dict(), steps)

@@ -266,9 +266,9 @@ class Services(base.Cloud):
         volume = objects.Volume(
             self.ctxt, host=host + '#local', size=size, status='creating',
             availability_zone='nova', use_quota=False,
-            volume_type_id=self.case.vt['id'],
             project_id='project', user_id='user',
-            attach_status=fields.VolumeAttachStatus.DETACHED, **values)
+            attach_status=fields.VolumeAttachStatus.DETACHED,
+            **{'volume_type_id': self.case.vt['id'], **values})
         volume.create()
         rpcapi.VolumeAPI().create_volume(
             self.ctxt, volume, objects.RequestSpec(**asked) if asked else None,

@@ -52,6 +52,20 @@ class EnginesTest(unittest.TestCase):
         self.lacks_helper()
         self.assertEqual('hydrator', found.chosen().name)
 
+    @ddt.data(('hydrator', 'clone'), ('clone', 'hydrator'),
+              ('clone', 'auto'))
+    @ddt.unpack
+    def test_type_has_its_own_data_path(self, data_path, wanted):
+        found = self.engines(data_path)
+        self.assertEqual(data_path, found.chosen().name)
+        self.assertEqual('clone' if wanted == 'clone' else 'hydrator',
+                         found.chosen(wanted).name)
+        self.assertEqual(data_path, found.chosen().name)
+
+    def test_type_does_not_give_verification_up(self):
+        self.assertRaises(exception.NotVerifiable, self.engines(
+            'hydrator', 'full').chosen, 'clone')
+
     @ddt.data('auto', 'clone')
     def test_node_that_has_neither(self, data_path):
         self.lacks_helper()

@@ -10,6 +10,7 @@ from oslotest import base
 
 from cinder_localstor import exception
 from cinder_localstor.moves import notifications
+from cinder_localstor.moves import properties
 from cinder_localstor.moves import table
 from cinder_localstor.node import privileged
 from cinder_localstor import opts
@@ -53,6 +54,11 @@ class NamesTest(base.BaseTestCase):
             text = PACKAGE.sub('', path.read_text())
             self.assertEqual(set(), set(OPTION.findall(text)) - known,
                              path.name)
+
+    def test_extra_specs(self):
+        named = re.findall(r'^``(localstor:\w+)``$',
+                           self.page('options.rst'), re.MULTILINE)
+        self.assertEqual(list(properties.PROPERTIES), named)
 
     def test_options_of_cinder(self):
         page = self.page('options.rst')

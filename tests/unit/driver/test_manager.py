@@ -19,6 +19,7 @@ from cinder_localstor.datapath import transfer
 from cinder_localstor.driver import localstor
 from cinder_localstor import exception
 from cinder_localstor.moves import mover
+from cinder_localstor.moves import properties
 from cinder_localstor.moves import table
 from cinder_localstor.node import simulated
 from cinder_localstor import rows
@@ -129,6 +130,31 @@ class CreateTest(ManagerTestCase):
                 exception.CommandFailed,
                 self.cloud.driver(self.volume).create_volume, self.volume)
         self.assert_whole()
+
+
+class TypeTest(ManagerTestCase):
+    """What volumes are made whose type has extra specs of ours."""
+
+    def create(self, **specs):
+        made = db.volume_type_create(self.ctxt, {
+            'name': 'gold', 'extra_specs': specs})
+        return self.cloud.create(volume_type_id=made['id'])
+
+    def test_what_can_be_heeded(self):
+        self.assertEqual('available', self.create(
+            **{'localstor:hydration_rate': '20'}).status)
+
+    def test_what_can_not_be_heeded_is_not_made(self):
+        self.assertEqual('error', self.create(
+            **{'localstor:hydration_rate': 'fast'}).status)
+        self.assert_nothing_left(self.volume)
+
+    def test_api_tells_of_our_extra_specs(self):
+        driver = self.cloud.driver(self.volume)
+        driver.init_capabilities()
+        self.assertEqual('localstor', driver.capabilities['vendor_prefix'])
+        for key in properties.PROPERTIES:
+            self.assertIn(key, driver.capabilities['properties'])
 
 
 class CapacityTest(ManagerTestCase):
@@ -1254,9 +1280,9 @@ class RetypeTest(ManagerTestCase):
         self.copied = self.patch(
             'cinder.volume.manager.VolumeManager._copy_volume_data')
 
-    def retype(self):
+    def retype(self, **specs):
         other = db.volume_type_create(self.ctxt, {
-            'name': 'other', 'extra_specs': {'key': 'value'}})
+            'name': 'other', 'extra_specs': specs or {'key': 'value'}})
         volume = self.refresh()
         volume.update({'previous_status': volume.status,
                        'status': 'retyping'})
@@ -1293,6 +1319,12 @@ class RetypeTest(ManagerTestCase):
         self.cloud.detach(self.volume, attachment)
         self.assert_retyped()
         self.assertEqual(B, self.cloud.host_of(self.volume))
+
+    def test_volume_gets_no_type_that_can_not_be_heeded(self):
+        before = self.refresh()
+        after = self.retype(**{'localstor:data_path': 'fast'})
+        self.assertEqual(('available', before.volume_type_id),
+                         (after.status, after.volume_type_id))
 
     def test_volume_that_may_yet_go_back_stays_what_it_is(self):
         # Cinder writes where it is when the driver has answered.

@@ -10,11 +10,13 @@ from cinder import exception as cinder_exception
 import ddt
 from oslo_db import exception as db_exception
 from oslo_utils import units
+from oslo_utils import uuidutils
 import tenacity
 
 from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import hydrator
 from cinder_localstor import exception
+from cinder_localstor.moves import properties
 from cinder_localstor.moves import table
 from cinder_localstor.node import simulated
 from cinder_localstor import rows
@@ -1053,13 +1055,69 @@ class RateTest(MoverTestCase):
         self.cloud.running[base.B].scheduler._busy.update(
             move.move_id for move in rows.for_host(
                 self.ctxt, base.B)[:busy])
+        return {limit for limit, _minimum in self.rates()}
+
+    def rates(self):
+        """What the helpers of the volumes that arrive are told next."""
         throttle = self.patch(
             'cinder_localstor.node.simulated.SimulatedHydrators.throttle')
         self.cloud.watch()
-        return {call.args[1] for call in throttle.call_args_list}
+        return [call.args[1:] for call in throttle.call_args_list]
+
+    def arrive_by(self, **specs):
+        """Let a volume arrive whose type has some extra specs of ours."""
+        volume = self.cloud.create_volume()
+        self.give_type(volume, **specs)
+        self.cloud.move(volume)
+        self.cloud.watch()
+        return volume
+
+    def give_type(self, volume, **specs):
+        made = db.volume_type_create(self.ctxt, {
+            'name': uuidutils.generate_uuid(), 'extra_specs': {
+                properties.PREFIX + key: value
+                for key, value in specs.items()}})
+        db.volume_update(self.ctxt, volume.id, {'volume_type_id': made['id']})
 
     def test_there_is_no_limit_unless_it_is_set(self):
-        self.assertEqual(set(), self.limits(2))
+        self.assertEqual({None}, self.limits(2))
+
+    def test_what_has_no_limit_is_told_once(self):
+        self.limits(1)
+        self.assertEqual([], self.rates())
+
+    def test_type_has_a_rate_of_its_own(self):
+        self.arrive_by(hydration_rate='20')
+        for _time in range(2):
+            self.assertEqual([(20 * units.Mi, 10 * units.Mi)], self.rates())
+
+    def test_type_takes_no_more_than_its_share(self):
+        self.override('localstor_hydration_rate', 30)
+        self.arrive_by(hydration_rate='20')
+        self.cloud.move(self.volume)
+        self.cloud.watch()
+        self.assertEqual([15 * units.Mi] * 2,
+                         [limit for limit, _minimum in self.rates()])
+
+    def test_type_has_a_least_rate_of_its_own(self):
+        self.arrive_by(hydration_min_rate='70')
+        self.assertEqual([(None, 70 * units.Mi)], self.rates())
+
+    def test_what_a_type_wants_no_more_is_not_heeded_any_more(self):
+        volume = self.arrive_by(hydration_rate='20')
+        self.rates()
+        self.give_type(volume)
+        self.assertEqual([(None, 10 * units.Mi)], self.rates())
+        self.assertEqual([], self.rates())
+
+    def test_type_that_is_wrong_holds_up_nothing(self):
+        self.arrive_by(hydration_rate='fast')
+        self.assertEqual([(None, 10 * units.Mi)], self.rates())
+
+    def test_type_has_a_data_path_of_its_own(self):
+        volume = self.arrive_by(data_path='clone')
+        self.assertEqual('clone', rows.for_volume(
+            self.ctxt, volume.id)[0].transfer.engine)
 
     def test_each_gets_its_share(self):
         self.override('localstor_hydration_rate', 90)

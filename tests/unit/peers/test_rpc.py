@@ -31,8 +31,9 @@ class Answers:
         self._note('identify')
         return ['b', '192.0.2.2']
 
-    def examine(self, _ctxt, block_size, portal):
-        self._note('examine', block_size, portal)
+    def examine(self, _ctxt, block_size, portal, data_path=''):
+        self._note('examine', block_size, portal,
+                   *([data_path] if data_path else []))
         return {'initiator': 'iqn.b'}
 
     def run(self, _ctxt, move, steps):
@@ -76,6 +77,11 @@ class CallTest(RpcTestCase):
         self.assertEqual({'initiator': 'iqn.b'},
                          self.api.examine(base.B, 'v', 512, 'p:1'))
         self.assertEqual([('examine', 512, 'p:1')], self.answers.asked)
+
+    def test_examine_by_what_a_type_wants(self):
+        self.api.examine(base.B, 'v', 512, 'p:1', data_path='clone')
+        self.assertEqual([('examine', 512, 'p:1', 'clone')],
+                         self.answers.asked)
 
     def test_run_carries_the_whole_move(self):
         for patient in (True, False):
@@ -198,6 +204,10 @@ class OlderPeerTest(CallTest):
         copied = dataclasses.replace(test_transfer.TRANSFER, is_copy=True)
         self.refuses(lambda: self.api.run(base.B, copied, ['export_source']))
 
+    def test_examine_by_what_a_type_wants(self):
+        self.refuses(lambda: self.api.examine(base.B, 'v', 512, 'p:1',
+                                              data_path='clone'))
+
     def test_volume_that_arrives_by_a_copy_does_not_move_there(self):
         self.refuses(lambda: self.api.examine(base.B, 'v', 512, 'p:1', True))
 
@@ -231,6 +241,10 @@ class PeerBeforeClonesTest(CallTest):
         error = self.assertRaises(exception.PeerFailed, ask)
         self.assertEqual(rpc.UNSUPPORTED, error.kind)
         self.assertEqual([], self.answers.asked)
+
+    def test_examine_by_what_a_type_wants(self):
+        self.refuses(lambda: self.api.examine(base.B, 'v', 512, 'p:1',
+                                              data_path='clone'))
 
     def test_offer(self):
         self.refuses(lambda: self.api.offer(base.B, 'v', 'm', 's', 'iqn.a',
