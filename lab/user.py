@@ -166,12 +166,29 @@ class User:
         """Ask for the deletion of a snapshot."""
         self._api.delete('/snapshots/' + snapshot_id)
 
+    def make_type(self, name: str, **extra_specs: str) -> None:
+        """Make a volume type."""
+        self._api.post('/types', json={'volume_type': {
+            'name': name, 'extra_specs': extra_specs}})
+
+    def set_type(self, name: str, **extra_specs: str) -> None:
+        """Give a volume type extra specs, or change them."""
+        self._api.post('/types/%s/extra_specs' % self._type_id(name),
+                       json={'extra_specs': extra_specs})
+
+    def delete_type(self, name: str) -> None:
+        """Delete a volume type."""
+        self._api.delete('/types/' + self._type_id(name))
+
+    def _type_id(self, name: str) -> str:
+        found, = [kind['id'] for kind in
+                  self._api.get('/types').json()['volume_types']
+                  if kind['name'] == name]
+        return found
+
     def encrypt_type(self, volume_type: str, encrypted: bool = True) -> None:
         """Let volumes of a type be encrypted from now on, or no more."""
-        type_id, = [kind['id'] for kind in
-                    self._api.get('/types').json()['volume_types']
-                    if kind['name'] == volume_type]
-        path = '/types/%s/encryption' % type_id
+        path = '/types/%s/encryption' % self._type_id(volume_type)
         if encrypted:
             self._api.post(path, json={'encryption': {
                 'provider': 'luks', 'cipher': 'aes-xts-plain64',

@@ -294,7 +294,7 @@ class LocalStorDriver(driver.VolumeDriver):
                 'thin_provisioning_support': capacity.thin,
                 'thick_provisioning_support': not capacity.thin,
                 'total_volumes': capacity.volumes,
-                'multiattach': False,
+                'multiattach': True,
                 'QoS_support': False,
                 'online_extend_support':
                     self.configuration.localstor_online_extend,
@@ -449,9 +449,21 @@ class LocalStorDriver(driver.VolumeDriver):
         if peer == self.host:
             return Connection.LOCAL, peer
         if (peer is None or gate.is_bound(volume)
+                or self._is_shared(ctxt, volume)
                 or not self._is_for_instance(ctxt, volume)):
             return Connection.REMOTE, peer
         return Connection.MOVE, peer
+
+    @staticmethod
+    def _is_shared(ctxt: context.RequestContext, volume: objects.Volume
+                   ) -> bool:
+        """Whether several instances have a volume, so that it can't follow
+        one of them.
+        """
+        return volume.multiattach and (
+            bool(volume.provider_location) or 1 < len({
+                row['instance_uuid']
+                for row in rows.attachments(ctxt, volume.id)}))
 
     @staticmethod
     def _is_for_instance(ctxt: context.RequestContext, volume: objects.Volume
@@ -635,7 +647,25 @@ class LocalStorDriver(driver.VolumeDriver):
             # Who has left is read from the attachments, not from this call:
             # it may come twice, late, or never.
             self._service.scheduler.look_soon(move)
-        if volume.provider_location and connector:
+        others = self._others(ctxt, volume, connector)
+        if not volume.provider_location:
+            return bool(others)
+        remote = [other for other in others
+                  if self._directory.find(ctxt, other) != self.host]
+        if connector and connector.get('initiator') not in {
+                other.get('initiator') for other in remote}:
             self._remote.disconnect(volume, connector)
-        return len([row for row in rows.attachments(ctxt, volume.id)
-                    if row['connector']]) > 1
+        return bool(remote)
+
+    @staticmethod
+    def _others(ctxt: context.RequestContext, volume: objects.Volume,
+                connector: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """The connectors of a volume's attachments but for one that leaves.
+        """
+        found = [row['connector'] for row in rows.attachments(ctxt, volume.id)
+                 if row['connector']]
+        if connector is None:
+            return found[1:]  # it was forced, of any one
+        if connector in found:
+            found.remove(connector)
+        return found

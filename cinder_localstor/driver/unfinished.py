@@ -67,7 +67,7 @@ GIVEN_UP = 'extending'
 
 # Cinder's objects are registered after this module is imported.
 Managed: TypeAlias = 'objects.Volume | objects.Snapshot'
-Extend = Callable[[context.RequestContext, objects.Volume, int], None]
+Extend = Callable[[context.RequestContext, 'objects.Volume', int], None]
 
 
 def is_given_up(ctxt: context.RequestContext, volume_id: str) -> bool:

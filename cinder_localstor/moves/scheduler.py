@@ -57,6 +57,9 @@ class Rates:
     minimum: int | None = None
 
 
+UNLIMITED = Rates()
+
+
 class Scheduler:
     """Looks after the moves that this node drives, and wipes its copies.
 
@@ -278,14 +281,15 @@ class Scheduler:
         wishes = properties.of_volumes(context.get_admin_context(),
                                        {move.volume_id for move in moves})
         former, self._rates = self._rates, {}
+        # A full pool may have stopped a helper before this process began.
+        unknown = None if self._node.volumes.thin else UNLIMITED
         for move in moves:
             rates = self._rates_of(wishes.get(move.volume_id,
                                               properties.NONE), share)
-            # A helper that was stopped, or has been started again, does not
-            # know why it was held.
-            if rates == Rates() == former.get(move.move_id):
+            if rates == former.get(move.move_id, unknown) == UNLIMITED:
                 self._rates[move.move_id] = rates
             else:
+                # It may have been started again since.
                 self._throttle(move, rates)
 
     def _rates_of(self, wishes: properties.Wishes, share: int | None

@@ -649,6 +649,8 @@ class SimulatedRemoteTarget(interface.RemoteTarget):
         self._node = node
         self.faults = faults
         self.exports: dict[str, str] = {}
+        # The initiators that an export is for, by the name of its volume
+        self.admitted: dict[str, set[str]] = {}
 
     def check(self) -> None:
         pass
@@ -668,16 +670,20 @@ class SimulatedRemoteTarget(interface.RemoteTarget):
     @_fallible
     def unexport(self, ctxt: context.RequestContext, volume: Any) -> None:
         self.exports.pop(volume['name'], None)
+        self.admitted.pop(volume['name'], None)
 
     @_fallible
     def connect(self, volume: Any, connector: dict[str, Any]
                 ) -> dict[str, Any]:
-        return {'driver_volume_type': 'iscsi',
-                'data': {'device_path': self.exports[volume['name']]}}
+        path = self.exports[volume['name']]
+        self.admitted.setdefault(volume['name'], set()).add(
+            connector['initiator'])
+        return {'driver_volume_type': 'iscsi', 'data': {'device_path': path}}
 
     @_fallible
     def disconnect(self, volume: Any, connector: dict[str, Any]) -> None:
-        pass
+        self.admitted.get(volume['name'], set()).discard(
+            connector['initiator'])
 
 
 class SimulatedInitiator(interface.Initiator):

@@ -6,6 +6,8 @@ LOCALSTOR_LAB.  Its disks lose what was not flushed when their power is cut.
 After each test nothing may be left of it on any node.
 """
 
+import contextlib
+import dataclasses
 import functools
 import os
 import sys
@@ -172,6 +174,31 @@ class LabTestCase(testtools.TestCase):
             ['sh', '-c', 'dd if=%s bs=1M count=%d skip=%d iflag=direct '
              'status=none | sha256sum' % (attachment.device, size, offset)],
             timeout=PATIENCE).stdout
+
+    @contextlib.contextmanager
+    def logged_in(self, attachment):
+        """An attachment with an iSCSI connection, and its disk as a device."""
+        node, connection = attachment.node, attachment.connection
+        target = ['iscsiadm', '-m', 'node', '-T', connection['target_iqn'],
+                  '-p', connection['target_portal']]
+        node.run([*target, '-o', 'new'])
+        for name, value in (('authmethod', connection['auth_method']),
+                            ('username', connection['auth_username']),
+                            ('password', connection['auth_password'])):
+            node.run([*target, '-o', 'update', '-n',
+                      'node.session.auth.' + name, '-v', value])
+        node.run([*target, '--login'])
+        try:
+            node.run(['udevadm', 'settle'])
+            disk, = node.run(['sh', '-c', 'ls $(dirname $(grep -l %s '
+                              '/sys/class/iscsi_session/*/targetname))/device/'
+                              'target*/*/block | grep sd'
+                              % connection['target_iqn']]).stdout.split()
+            yield dataclasses.replace(attachment, connection={
+                **connection, 'device_path': '/dev/' + disk})
+        finally:
+            node.run([*target, '--logout'])
+            node.run([*target, '-o', 'delete'])
 
     # Disasters
 

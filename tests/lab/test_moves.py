@@ -127,33 +127,10 @@ class RemoteConnectionTest(base.LabTestCase):
         reader = self.other(home)
         remote = self.user.attach_remotely(volume, reader)
         self.attachments.append(remote)
-        connection = remote.connection
-        self.assertEqual('iscsi', connection['driver_volume_type'])
-        try:
-            self.assertEqual(content, self.read_remotely(reader, connection))
-        finally:
-            reader.run(['iscsiadm', '-m', 'node', '-T',
-                        connection['target_iqn'], '--logout'])
-            reader.run(['iscsiadm', '-m', 'node', '-T',
-                        connection['target_iqn'], '-o', 'delete'])
+        self.assertEqual('iscsi', remote.connection['driver_volume_type'])
+        with self.logged_in(remote) as disk:
+            self.assertEqual(content, self.checksum(disk))
         self.assertEqual(home.name, self.home(volume).name)
-
-    def read_remotely(self, node, connection):
-        target = ['iscsiadm', '-m', 'node', '-T', connection['target_iqn'],
-                  '-p', connection['target_portal']]
-        node.run([*target, '-o', 'new'])
-        for name, value in (('authmethod', connection['auth_method']),
-                            ('username', connection['auth_username']),
-                            ('password', connection['auth_password'])):
-            node.run([*target, '-o', 'update', '-n',
-                      'node.session.auth.' + name, '-v', value])
-        node.run([*target, '--login'])
-        node.run(['udevadm', 'settle'])
-        disk = node.run(['sh', '-c', 'ls /sys/class/iscsi_session/*/device/'
-                         'target*/*/block | grep sd']).stdout.split()[0]
-        return node.run(['sh', '-c', 'dd if=/dev/%s bs=1M count=16 '
-                         'iflag=direct status=none | sha256sum' % disk]
-                        ).stdout
 
 
 class RefusedTest(base.LabTestCase):

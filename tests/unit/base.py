@@ -40,6 +40,7 @@ from cinder_localstor import opts
 from cinder_localstor import rows
 
 A, B, C = 'a@local', 'b@local', 'c@local'
+INSTANCE = '11111111-1111-1111-1111-111111111111'
 REGION_KIB = simulated.REGION * interface.SECTOR // units.Ki
 
 
@@ -321,11 +322,11 @@ class Cloud:
         return {number: node.read(path, number)
                 for number in range(16 * self.refresh(volume).size)}
 
-    def reserve(self, volume, connector=None):
+    def reserve(self, volume, connector=None, instance=INSTANCE):
         """An attachment as the API makes it for an instance."""
         attachment = objects.VolumeAttachment(
             self.ctxt, volume_id=volume.id,
-            instance_uuid='11111111-1111-1111-1111-111111111111',
+            instance_uuid=instance,
             attach_status=fields.VolumeAttachStatus.ATTACHED if connector
             else fields.VolumeAttachStatus.RESERVED)
         if connector:

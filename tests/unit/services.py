@@ -94,18 +94,12 @@ class Connector:
     def __init__(self, cloud):
         self._cloud = cloud
 
-    def _mapped(self, path):
-        name = path.rsplit('/', 1)[1]
-        return next(node.device_mapper.nodes[name]
-                    for node in self._cloud.nodes.values()
-                    if name in node.device_mapper.nodes)
-
     def connect_volume(self, data):
-        self._mapped(data['device_path']).open_count += 1
+        self._cloud.mapped(data['device_path']).open_count += 1
         return {'path': data['device_path']}
 
     def disconnect_volume(self, data, *_args, **_kwargs):
-        self._mapped(data['device_path']).open_count -= 1
+        self._cloud.mapped(data['device_path']).open_count -= 1
 
     def check_valid_device(self, *_args):
         return True
@@ -123,6 +117,8 @@ class Services(base.Cloud):
         self.case = case
         self.managers = {}
         self.failures = []
+        # What guests have open, by their attachments
+        self._opened = {}
         # Whose process it is that runs
         self._processes = []
         self._queue = []
@@ -349,17 +345,26 @@ class Services(base.Cloud):
     def _operator():
         return context.RequestContext('operator', 'project', is_admin=True)
 
-    def attach(self, volume, host, kind='local'):
+    def attach(self, volume, host, kind='local', instance=base.INSTANCE):
         """Attach a volume to an instance on a host; its attachment."""
-        attachment = self.reserve(volume)
+        attachment = self.reserve(volume, instance=instance)
         connection = rpcapi.VolumeAPI().attachment_update(
             self.ctxt, self.refresh(volume), self.connector(host),
             attachment.id)
         assert connection['driver_volume_type'] == kind, connection
         # Nova says that it has the disk.
         self.set_status(volume, 'in-use')
-        self.open_count(volume, +1)
+        mapped = self.mapped(connection['device_path'])
+        mapped.open_count += 1
+        self._opened[attachment.id] = mapped
         return attachment
+
+    def mapped(self, path):
+        """The node of device-mapper that a device is."""
+        name = path.rsplit('/', 1)[1]
+        return next(node.device_mapper.nodes[name]
+                    for node in self.nodes.values()
+                    if name in node.device_mapper.nodes)
 
     def open_count(self, volume, change):
         """A guest opens the handle of a volume, or closes it."""
@@ -369,7 +374,7 @@ class Services(base.Cloud):
 
     def detach(self, volume, attachment):
         """As Cinder's API does when an attachment is deleted."""
-        self.open_count(volume, -1)
+        self._opened.pop(attachment.id).open_count -= 1
         rpcapi.VolumeAPI().attachment_delete(
             self.ctxt, attachment.id, self.refresh(volume))
         db.volume_detached(self.ctxt, volume.id, attachment.id)

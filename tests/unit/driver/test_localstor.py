@@ -252,7 +252,7 @@ class StatsTest(DriverTestCase):
 
     def test_what_does_not_work_is_not_promised(self):
         pool = self.pool()
-        self.assertFalse(pool['multiattach'])
+        self.assertTrue(pool['multiattach'])
         self.assertFalse(pool['QoS_support'])
         self.assertFalse(pool['thin_provisioning_support'])
         self.assertTrue(pool['thick_provisioning_support'])

@@ -11,6 +11,7 @@ from cinder.tests.unit import fake_constants as fake
 from cinder.volume import qos_specs
 from oslo_utils import timeutils
 from oslo_utils import units
+from oslo_utils import uuidutils
 import tenacity
 import testtools
 
@@ -31,10 +32,12 @@ A, B, C = base.A, base.B, base.C
 
 class ManagerTestCase(base.TestCase):
 
+    hosts = (A, B)
+
     def setUp(self):
         super().setUp()
         self.patch('cinder_localstor.moves.scheduler.SOON', 0)
-        self.cloud = services.Services(self)
+        self.cloud = services.Services(self, self.hosts)
         self.volume = self.cloud.create()
 
     def let_volumes_arrive(self):
@@ -1470,3 +1473,101 @@ class CopyTest(SnapshotTestCase):
     def test_clone_of_another_node_takes_space_where_it_is(self):
         self.cloud.create_from(self.volume, B)
         self.assertEqual((1, 1), self.space(B))
+
+
+class SharedTest(ManagerTestCase):
+    """Several instances have a volume at the same time."""
+
+    hosts = (A, B, C)
+
+    def setUp(self):
+        super().setUp()
+        self.cloud.delete(self.volume)
+        self.volume = self.cloud.create(multiattach=True)
+
+    def attach(self, host, kind='local'):
+        """Attach the volume to yet another instance."""
+        return self.cloud.attach(self.volume, host, kind,
+                                 uuidutils.generate_uuid())
+
+    def admitted(self, host):
+        """Initiators that a node's ordinary connections are for."""
+        return self.cloud.nodes[host].remote.admitted.get(
+            self.refresh().name, set())
+
+    def test_two_on_the_node_of_the_volume(self):
+        first, second = self.attach(A), self.attach(A)
+        self.cloud.detach(self.volume, first)
+        self.assertEqual(A, self.cloud.host_of(self.volume))
+        self.cloud.detach(self.volume, second)
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+
+    def test_one_alone_is_followed(self):
+        self.attach(B)
+        self.assertEqual(B, self.cloud.host_of(self.volume))
+        self.cloud.settle()
+        self.assert_whole()
+
+    def test_second_on_another_node_is_not_followed(self):
+        self.attach(A)
+        self.attach(B, 'iscsi')
+        self.assertEqual(A, self.cloud.host_of(self.volume))
+        self.assertEqual({self.cloud.connector(B)['initiator']},
+                         self.admitted(A))
+
+    def test_volume_that_arrives_stays_where_it_comes_to(self):
+        self.attach(B)
+        self.attach(C, 'iscsi')
+        self.cloud.settle()
+        self.assertEqual(B, self.cloud.host_of(self.volume))
+        self.assertEqual({self.cloud.connector(C)['initiator']},
+                         self.admitted(B))
+        self.assert_whole()
+
+    def test_first_is_migrated_while_another_stays(self):
+        first = self.attach(A)
+        self.attach(B, 'iscsi')
+        # To where the other one is: they share the connection.
+        self.cloud.attach(self.volume, B, 'iscsi', first.instance_uuid)
+        self.cloud.detach(self.volume, first)
+        self.assertEqual(A, self.cloud.host_of(self.volume))
+        self.assertEqual({self.cloud.connector(B)['initiator']},
+                         self.admitted(A))
+
+    def test_last_from_a_node_closes_the_connection(self):
+        self.attach(A)
+        first, second = self.attach(B, 'iscsi'), self.attach(B, 'iscsi')
+        self.cloud.detach(self.volume, first)
+        self.assertEqual({self.cloud.connector(B)['initiator']},
+                         self.admitted(A))
+        self.cloud.detach(self.volume, second)
+        self.assertEqual(set(), self.admitted(A))
+
+    def test_volume_moves_again_when_the_others_have_left(self):
+        first = self.attach(A)
+        self.cloud.detach(self.volume, self.attach(B, 'iscsi'))
+        self.assertIsNone(self.refresh().provider_location)
+        self.cloud.attach(self.volume, B, 'local', first.instance_uuid)
+        self.cloud.detach(self.volume, first)
+        self.cloud.settle()
+        self.assertEqual(B, self.cloud.host_of(self.volume))
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)
+
+    def test_one_that_is_left_with_a_connection_is_migrated(self):
+        first, second = self.attach(A), self.attach(B, 'iscsi')
+        self.cloud.detach(self.volume, first)
+        self.cloud.attach(self.volume, C, 'iscsi', second.instance_uuid)
+        self.cloud.detach(self.volume, second)
+        self.assertEqual({self.cloud.connector(C)['initiator']},
+                         self.admitted(A))
+
+    def test_instance_on_the_node_of_the_volume_leaves_first(self):
+        first, second = self.attach(A), self.attach(B, 'iscsi')
+        self.cloud.detach(self.volume, first)
+        self.assertIsNotNone(self.refresh().provider_location)
+        self.cloud.detach(self.volume, second)
+        self.assertIsNone(self.refresh().provider_location)
+        self.assert_whole()
+        self.assert_nothing_left(self.volume)

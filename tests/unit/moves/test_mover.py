@@ -1080,10 +1080,11 @@ class RateTest(MoverTestCase):
         db.volume_update(self.ctxt, volume.id, {'volume_type_id': made['id']})
 
     def test_there_is_no_limit_unless_it_is_set(self):
-        self.assertEqual({None}, self.limits(2))
+        self.assertEqual(set(), self.limits(2))
 
-    def test_what_has_no_limit_is_told_once(self):
-        self.limits(1)
+    def test_what_a_full_pool_may_have_stopped_is_told_once(self):
+        self.cloud.nodes[base.B].volumes.pool_size = 64 * units.Gi
+        self.assertEqual({None}, self.limits(1))
         self.assertEqual([], self.rates())
 
     def test_type_has_a_rate_of_its_own(self):
@@ -1111,8 +1112,9 @@ class RateTest(MoverTestCase):
         self.assertEqual([], self.rates())
 
     def test_type_that_is_wrong_holds_up_nothing(self):
+        self.override('localstor_hydration_rate', 30)
         self.arrive_by(hydration_rate='fast')
-        self.assertEqual([(None, 10 * units.Mi)], self.rates())
+        self.assertEqual([(30 * units.Mi, 10 * units.Mi)], self.rates())
 
     def test_type_has_a_data_path_of_its_own(self):
         volume = self.arrive_by(data_path='clone')
