@@ -17,6 +17,7 @@ from unittest import mock
 from cinder import context
 from cinder.db import api as db
 from cinder import exception as cinder_exception
+from cinder.group import api as groups
 from cinder.message import message_field
 from cinder import objects
 from cinder.objects import fields
@@ -340,6 +341,23 @@ class Services(base.Cloud):
             self._operator(), host, None, limit=100,
             sort_keys=['size'], sort_dirs=['desc'])
         return {entry['reference']['source-name']: entry for entry in found}
+
+    def snapshot_group(self, group):
+        """Take a snapshot of a group; its row afterwards."""
+        taken = groups.API().create_group_snapshot(
+            self._operator(), group, 'morning', '')
+        return objects.GroupSnapshot.get_by_id(self.case.ctxt, taken.id)
+
+    def delete_group_snapshot(self, snapshot):
+        """Delete the snapshot of a group."""
+        groups.API().delete_group_snapshot(self._operator(), snapshot)
+
+    def make_group(self, group_snapshot_id=None, source_group_id=None):
+        """Make a group of a snapshot or of a group; its row afterwards."""
+        made = groups.API().create_from_src(
+            self._operator(), 'made', group_snapshot_id=group_snapshot_id,
+            source_group_id=source_group_id)
+        return objects.Group.get_by_id(self.case.ctxt, made.id)
 
     @staticmethod
     def _operator():

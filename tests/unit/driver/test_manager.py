@@ -374,7 +374,7 @@ class RestartTest(ManagerTestCase):
                          list(self.cloud.nodes[A].remote.exports))
 
 
-class GroupTest(ManagerTestCase):
+class GroupTestCase(ManagerTestCase):
     """A generic group is on one node."""
 
     def setUp(self):
@@ -391,6 +391,9 @@ class GroupTest(ManagerTestCase):
     def add(self, volume, host=A):
         self.cloud.ask(host, 'update_group', group=self.group,
                        add_volumes=volume.id)
+
+
+class GroupTest(GroupTestCase):
 
     def test_volume_of_a_group_stays_and_goes_with_the_group(self):
         self.add(self.volume)
@@ -411,6 +414,64 @@ class GroupTest(ManagerTestCase):
         self.assertIn('one node only', str(error))
         self.assertIsNone(self.refresh().group_id)
         here.destroy()
+
+
+class GroupSnapshotTest(GroupTestCase):
+    """What Cinder makes of a group by its own means, a volume at a time."""
+
+    def setUp(self):
+        super().setUp()
+        self.add(self.volume)
+        self.second = self.cloud.create()
+        self.add(self.second)
+        for volume in (self.volume, self.second):
+            self.cloud.write(volume, 1, volume.id)
+        self.then = sorted((self.volume.id, self.second.id))
+
+    def take(self):
+        """A snapshot of the group, and then something else is written."""
+        self.group.refresh()
+        taken = self.cloud.snapshot_group(self.group)
+        for volume in (self.volume, self.second):
+            self.cloud.write(volume, 1, 'later')
+        return taken
+
+    def delete_all(self, *groups):
+        for group in groups:
+            self.cloud.ask(A, 'delete_group', group=group)
+
+    def assert_made(self, **source):
+        """A group is made that holds what this one has held."""
+        made = self.cloud.make_group(**source)
+        self.assertEqual(('available', A + '#local'), (made.status, made.host))
+        for _time in range(2):
+            self.assertEqual(self.then, sorted(
+                self.cloud.read(volume)[1] for volume in made.volumes))
+            self.cloud.settle()
+        return made
+
+    def test_snapshot_is_taken_and_deleted(self):
+        taken = self.take()
+        self.assertEqual(('available', ['available'] * 2), (
+            taken.status, [row.status for row in taken.snapshots]))
+        self.cloud.delete_group_snapshot(taken)
+        self.assertRaises(cinder_exception.GroupSnapshotNotFound,
+                          objects.GroupSnapshot.get_by_id, self.ctxt,
+                          taken.id)
+        self.delete_all(self.group)
+        self.assert_nothing_left()
+
+    def test_group_is_made_of_a_snapshot(self):
+        taken = self.take()
+        made = self.assert_made(group_snapshot_id=taken.id)
+        self.cloud.delete_group_snapshot(taken)
+        self.delete_all(made, self.group)
+        self.assert_nothing_left()
+
+    def test_group_is_made_of_a_group(self):
+        made = self.assert_made(source_group_id=self.group.id)
+        self.delete_all(made, self.group)
+        self.assert_nothing_left()
 
 
 class BackupTest(ManagerTestCase):
