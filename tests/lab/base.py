@@ -56,15 +56,15 @@ def cloud():
 
 @functools.cache
 def furnished_cloud():
-    """A lab of two nodes, up, that has Barbican, and in the second node
-    cinder-backup.
+    """A lab of two nodes, up, that has Barbican, Cinder's own LVM driver, and
+    in the second node cinder-backup.
 
     Cinder chooses any cinder-backup that it has heard of since its scheduler
     started.
     """
     found = clouds.Cloud(os.environ.get('LOCALSTOR_FURNISHED_LAB',
                                         'furnished'))
-    found.up(nodes=2, also=['backup', 'keys'], options={
+    found.up(nodes=2, also=['backup', 'keys', 'lvm'], options={
         backend: {'localstor_data_path': path} | QUICK
         for backend, path in zip(configuration.BACKENDS, DATA_PATHS)})
     found.nodes[0].service('cinder-backup').stop()

@@ -6,6 +6,7 @@ volume stays where it is.
 """
 
 from lab import configuration
+from lab import control_plane
 from tests.lab import base
 
 # MiB
@@ -13,7 +14,7 @@ SIZE = 20
 LATER = 500
 
 
-class BackupTest(base.LabTestCase):
+class BackupTestCase(base.LabTestCase):
     """A volume with content, and backups of it made on the other node."""
 
     find_cloud = staticmethod(base.furnished_cloud)
@@ -64,6 +65,9 @@ class BackupTest(base.LabTestCase):
 
     def assert_at(self, node, volume=None):
         self.assertEqual(node.name, self.home(volume or self.volume).name)
+
+
+class BackupTest(BackupTestCase):
 
     def test_full_and_incremental(self):
         full = self.back_up()
@@ -122,3 +126,33 @@ class BackupTest(base.LabTestCase):
 class ThinBackupTest(BackupTest):
 
     volume_type = 'thin'
+
+
+class BackupHostTest(BackupTestCase):
+    """The host of cinder-backup has no backend, and never had one."""
+
+    def setUp(self):
+        super().setUp()
+        self.service = self.backup_node.service('cinder-volume')
+        self.service.stop()
+        self.addCleanup(self.cloud.wait_for_backends, self.nodes)
+        self.addCleanup(self.service.start)
+        for backend in configuration.BACKENDS:
+            self.cloud.run(control_plane.manage(
+                self.cloud.place, 'cinder', 'service', 'remove',
+                'cinder-volume',
+                '%s@%s' % (self.backup_node.name, backend)))
+
+    def test_volume_is_backed_up_and_restored_where_it_is(self):
+        backup = self.back_up()
+        self.assert_at(self.home_node)
+        restored = self.restore(backup)
+        self.assert_at(self.home_node, restored)
+        self.assert_holds(restored)
+
+    def test_volume_in_use_is_backed_up_and_goes_on(self):
+        attachment = self.attach(self.volume, self.home_node)
+        backup = self.back_up()
+        self.assertEqual('in-use', self.user.status(self.volume))
+        self.detach(attachment)
+        self.assert_holds(self.restore(backup))
