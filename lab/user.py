@@ -171,11 +171,6 @@ class User:
         self._api.post('/types', json={'volume_type': {
             'name': name, 'extra_specs': extra_specs}})
 
-    def set_type(self, name: str, **extra_specs: str) -> None:
-        """Give a volume type extra specs, or change them."""
-        self._api.post('/types/%s/extra_specs' % self._type_id(name),
-                       json={'extra_specs': extra_specs})
-
     def delete_type(self, name: str) -> None:
         """Delete a volume type."""
         self._api.delete('/types/' + self._type_id(name))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a volume's type says of its moves, by extra specs of ours.
 
-They are read when they are needed and kept nowhere: a volume that arrives
-heeds at its next period what an operator changes.
+They are read when they are needed and kept nowhere: a volume that gets another
+type while it arrives heeds that at its next period.
 """
 
 from __future__ import annotations
@@ -143,8 +143,9 @@ def of_volumes(ctxt: context.RequestContext, volume_ids: Collection[str]
                ) -> dict[str, Wishes]:
     """What the types of volumes want, of those whose types want anything.
 
-    A type that is wrong is logged, and not heeded: an instance shall get its
-    volume all the same.
+    A type that is wrong, as one from before the driver knew of properties may
+    be, is logged, and not heeded: an instance shall get its volume all the
+    same.
     """
     found: dict[str, Wishes] = {}
     for volume_id, (name, specs) in rows.types_of(ctxt, volume_ids,

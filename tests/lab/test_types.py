@@ -3,6 +3,7 @@
 
 import time
 
+from lab import leftovers
 from tests.lab import base
 
 # Seconds, and bytes per second
@@ -21,13 +22,17 @@ class RateTest(base.LabTestCase):
 
     def clean_up(self):
         super().clean_up()
+        # A move has the type of its volume.
+        self.wait_for('the moves have ended',
+                      lambda: not leftovers.moves(self.cloud))
         self.user.delete_type('gentle')
 
     def arrived(self, attachment):
         """Bytes."""
         return self.arrival(attachment).local
 
-    def test_volume_arrives_as_slowly_as_its_type_says_and_no_longer(self):
+    def test_volume_arrives_as_slowly_as_its_type_says_until_it_has_another(
+            self):
         volume = self.create(size=3, volume_type='gentle')
         home = self.home(volume)
         moved = self.attach(volume, self.other(home))
@@ -37,5 +42,6 @@ class RateTest(base.LabTestCase):
         before = self.arrived(moved)
         time.sleep(WHILE)
         self.assertLess(self.arrived(moved) - before, 2 * WHILE * GENTLE)
-        self.user.set_type('gentle', **{'localstor:hydration_rate': '0'})
+        self.user.retype(volume, 'local')
         self.wait_until_arrived(moved)
+        self.assertEqual('local', self.user.show(volume)['volume_type'])
