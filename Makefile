@@ -95,14 +95,16 @@ qemu-test: setup rust
 	cd hydrator && $(CARGO) build --locked --release
 	TEST_PATH=tests/qemu $(VENV)/bin/stestr run --serial --color
 
-# The suites are Tempest's and its plugin's, unchanged; TEMPEST=--help tells of
-# less than all of them.
+# The suites are Tempest's and its plugin's, unchanged, and our plugin's;
+# TEMPEST=--help tells of less than all of them.
 tempest: setup helper $(TEMPEST_READY)
 	$(LAB) --name tempest tempest $(TEMPEST)
 
-$(TEMPEST_READY): $(READY) lab/tempest-requirements.txt
+$(TEMPEST_READY): $(READY) lab/tempest-requirements.txt \
+                  tempest-plugin/pyproject.toml
 	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) \
-	    -c constraints.txt -r lab/tempest-requirements.txt
+	    -c constraints.txt -r lab/tempest-requirements.txt \
+	    -e ./tempest-plugin
 	touch $@
 
 rust-test: setup rust

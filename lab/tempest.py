@@ -2,9 +2,9 @@
 """Cinder's own suites judge drivers in the lab, side by side.
 
 The suites are Tempest's tests of volumes and those of Cinder's own plugin,
-unchanged. Each driver has a fresh lab, where its volume type is the default,
-and the same configuration. What one driver passes and another does not is
-what its users would miss.
+unchanged. This driver has those of its own plugin, too. Each driver has a
+fresh lab, where its volume type is the default, and the same configuration.
+What one driver passes and another does not is what its users would miss.
 """
 
 import collections
@@ -35,7 +35,8 @@ from lab import sizes
 
 # Whom the others are compared with: Cinder's own driver
 REFERENCE = 'lvm'
-TESTS = r'^(tempest\.api\.volume|cinder_tempest_plugin\.(api|scenario))\.'
+TESTS = (r'^(tempest\.api\.volume|cinder_tempest_plugin\.(api|scenario)|'
+         r'cinder_localstor_tempest_plugin)\.')
 # The lab's parts that the suites need
 ALSO = ('backup', 'lvm')
 NODES = 2
@@ -48,6 +49,8 @@ _CLEAR_SIZE = 64  # MiB
 # Until what was deleted is gone from the nodes, in seconds
 _PATIENCE = 180
 _IMAGE_SIZE = 1 << 20
+# What the lab has instead of ssh
+_SHELL = pathlib.Path(__file__).with_name('shell.py')
 PASSED, FAILED, SKIPPED = 'passed', 'failed', 'skipped'
 _ENDED = re.compile(r'\{\d+\} .* \.\.\. ')
 _STATES = {'success': PASSED, 'xfail': PASSED, 'skip': SKIPPED}
@@ -97,7 +100,9 @@ def options(backend: str) -> services.Options:
 
 def settings(cloud: clouds.Cloud, backend: str, directory: pathlib.Path,
              image: str) -> services.Options:
-    """tempest.conf, which differs in nothing but the backend's name."""
+    """tempest.conf, which differs in nothing but the backend's name, and in
+    that the driver's own plugin has nothing to do with another driver.
+    """
     partner = (configuration.BACKENDS[0] if backend == REFERENCE
                else REFERENCE)
     return {
@@ -129,6 +134,11 @@ def settings(cloud: clouds.Cloud, backend: str, directory: pathlib.Path,
             'extend_attached_volume': True,
             'extend_volume_with_snapshot': True, 'volume_revert': True,
             'concurrency_tests': True},
+        'localstor': {} if backend == REFERENCE else {
+            'hosts': ','.join(f'{node.name}:{node.address}'
+                              for node in cloud.nodes),
+            'node_command': f'{cloud.place.binaries / "python"} '
+                            f'{_SHELL} {{address}}'},
     }
 
 

@@ -2,6 +2,7 @@
 
 import io
 import re
+import types
 from unittest import mock
 
 import ddt
@@ -111,17 +112,21 @@ class ShowTest(base.BaseTestCase):
 class SettingsTest(base.BaseTestCase):
 
     def settings(self, backend):
-        cloud = mock.Mock(layout=layout.Layout())
+        cloud = mock.MagicMock(layout=layout.Layout(), nodes=[
+            types.SimpleNamespace(name='node1', address='192.0.2.1')])
         return tempest.settings(cloud, backend, cloud.layout.cache, 'image')
 
     @ddt.data(*configuration.BACKENDS)
     def test_only_names_differ_from_those_of_the_reference(self, backend):
         ours = self.settings(backend)
         reference = self.settings(tempest.REFERENCE)
+        self.assertEqual('node1:192.0.2.1', ours['localstor']['hosts'])
+        self.assertEqual({}, reference['localstor'])
 
         for settings in (ours, reference):
             for name in ('volume_type', 'backend_names'):
                 del settings['volume'][name]
+            del settings['localstor']
         self.assertEqual(reference, ours)
 
     @ddt.data(*configuration.BACKENDS, tempest.REFERENCE)
