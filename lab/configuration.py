@@ -163,10 +163,12 @@ def cinder_control(place: services.Place) -> Sections:
                     'rpc_response_timeout': 150,
                     'osapi_volume_listen': place.address,
                     'osapi_volume_listen_port': CINDER_PORT,
-                    # The last lets a user of the lab name a node.
+                    # The last but one lets a user name a node, and the last
+                    # an instance.
                     'scheduler_default_filters':
                         'AvailabilityZoneFilter,CapacityFilter,'
-                        'CapabilitiesFilter,JsonFilter'},
+                        'CapabilitiesFilter,JsonFilter,'
+                        'InstanceLocalityFilter'},
         'oslo_concurrency': {'lock_path': state / 'locks'},
         'coordination': {'backend_url': f'file://{state}/coordination'},
     }, place.options)

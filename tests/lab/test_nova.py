@@ -134,6 +134,18 @@ class ActionsTest(BootedTestCase):
         self.assert_arrives(self.root, self.there)
         self.instance.assert_alive()
 
+    def test_new_volumes_are_made_where_the_instance_is(self):
+        for node in (self.here, self.there):
+            volume = self.cloud.openstack(
+                'volume', 'create', '--size', '1', '--type', 'local',
+                '--hint', 'local_to_instance=' + self.instance.id,
+                'beside')['id']
+            self.volumes.append(volume)
+            self.user.wait_for_status(volume, 'available')
+            self.assertEqual(node.name, self.home(volume).name)
+            if node is self.here:
+                self.instance.live_migrate(self.there)
+
     def test_volume_comes_back_with_a_reverted_migration(self):
         self.instance.act('migrate', {'host': self.there.name})
         self.instance.wait_for('VERIFY_RESIZE')
