@@ -45,6 +45,8 @@ _RESERVED = 80  # percent
 # The nodes are slow, and wipe what was deleted.
 _WORKERS = 4
 _BUILD_TIMEOUT = 600  # seconds
+# To export a volume with LIO takes a slow node half a minute.
+_RPC_TIMEOUT = 180  # seconds
 _CLEAR_SIZE = 64  # MiB
 # Until what was deleted is gone from the nodes, in seconds
 _PATIENCE = 180
@@ -91,7 +93,8 @@ _NOT_RUN = Outcome(FAILED, 'it was not run')
 
 def options(backend: str) -> services.Options:
     """What cinder.conf has where this backend is judged."""
-    return {'DEFAULT': {'default_volume_type': backend}} | {
+    return {'DEFAULT': {'default_volume_type': backend,
+                        'rpc_response_timeout': _RPC_TIMEOUT}} | {
         # Volumes of types that name no backend go where most is free.
         name: {'volume_clear_size': _CLEAR_SIZE,
                'reserved_percentage': 0 if name == backend else _RESERVED}
