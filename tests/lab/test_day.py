@@ -26,6 +26,10 @@ class DayTest(base.LabTestCase):
         self.images = []
 
     def clean_up(self):
+        for snapshot in self.user.snapshots():
+            self.user.request_snapshot_deletion(snapshot)
+        self.wait_for('no snapshot is left',
+                      lambda: not self.user.snapshots())
         for backup in self.backups:
             self.user.delete_backup(backup)
         super().clean_up()
@@ -87,8 +91,9 @@ class DayTest(base.LabTestCase):
         self.wait_for('the snapshot is there', lambda: self.user.snapshots()[
             snapshot] == 'available')
 
+        # It is made where the snapshot is, and goes where it is wanted.
         clone = self.make('--snapshot', snapshot, '--size', '1', '--type',
-                          'local', *self.on(self.there), 'clone')
+                          'local', 'clone')
         self.assert_holds(clone, self.there, content)
         attachment = self.attach(clone, self.there)
         self.write(attachment, LATER)
