@@ -562,13 +562,15 @@ class LocalStorDriver(driver.VolumeDriver):
                                            volume.id)
         kind, peer = self._choose(present, connector)
         if kind is Connection.REMOTE:
-            if not present.provider_location:
-                # It was another kind when Cinder had it exported: whoever
-                # waited has gone since.
-                raise exception.NotWanted(
-                    volume_id=volume.id, host=self.host,
-                    peer=connector.get('host'))
-            return self._remote.connect(present, connector)
+            if present.provider_location:
+                return self._remote.connect(present, connector)
+            # It was another kind when Cinder had it exported.
+            if self._is_for_instance(context.get_admin_context(), present):
+                # Another instance has come since.
+                return self._connect_late(volume, connector)
+            # Whoever waited has gone since.
+            raise exception.NotWanted(volume_id=volume.id, host=self.host,
+                                      peer=connector.get('host'))
         copy = present.name
         if kind is Connection.LOCAL:
             copy = self._mover.stay(context.get_admin_context(), volume.id)
@@ -582,16 +584,22 @@ class LocalStorDriver(driver.VolumeDriver):
                 LOG.warning('Volume %(volume)s stays on %(host)s: %(error)s',
                             {'volume': volume.id, 'host': self.host,
                              'error': error})
-                ctxt = context.get_admin_context()
-                volume.update(self._remote.export(ctxt, volume,
-                                                  self.local_path(volume)))
-                volume.save()
-                return self._remote.connect(volume, connector)
+                return self._connect_late(volume, connector)
         data: dict[str, Any] = {'device_path': self._handles.path(copy)}
         if self._node.volumes.thin:
             # Of others Cinder says what report_discard_supported says.
             data['discard'] = True
         return {'driver_volume_type': LOCAL, 'data': data}
+
+    def _connect_late(self, volume: objects.Volume,
+                      connector: dict[str, Any]) -> dict[str, Any]:
+        """An ordinary connection to what Cinder has not had exported."""
+        ctxt = context.get_admin_context()
+        present = self._gate.check(ctxt, volume.id, gate.Operation.REMOTE)
+        volume.update(self._remote.export(ctxt, present,
+                                          self.local_path(present)))
+        volume.save()
+        return self._remote.connect(volume, connector)
 
     def _move(self, volume: objects.Volume, peer: str) -> str:
         """Bring a volume to a peer; the name of its copy there."""

@@ -1616,6 +1616,23 @@ class SharedTest(ManagerTestCase):
         self.assert_whole()
         self.assert_nothing_left(self.volume)
 
+    def test_second_comes_while_the_first_is_connected(self):
+        export = localstor.LocalStorDriver.create_export
+
+        def and_reserve(*arguments):
+            answer = export(*arguments)
+            self.cloud.reserve(self.volume,
+                               instance=uuidutils.generate_uuid())
+            return answer
+        with mock.patch.object(localstor.LocalStorDriver, 'create_export',
+                               and_reserve):
+            attachment = self.attach(B, 'iscsi')
+        self.assertEqual({self.cloud.connector(B)['initiator']},
+                         self.admitted(A))
+        self.cloud.detach(self.volume, attachment)
+        self.assertEqual(set(), self.admitted(A))
+        self.assertIsNone(self.refresh().provider_location)
+
     def test_one_that_is_left_with_a_connection_is_migrated(self):
         first, second = self.attach(A), self.attach(B, 'iscsi')
         self.cloud.detach(self.volume, first)
