@@ -213,6 +213,8 @@ class LocalStorDriver(driver.VolumeDriver):
 
         To any other backend Cinder copies it.
         """
+        # A user may ask for it, by another type.
+        ctxt = ctxt.elevated()
         backend = volume_utils.extract_host(host['host'])
         location = str(host['capabilities'].get('location_info'))
         if (backend == self.host
@@ -231,7 +233,7 @@ class LocalStorDriver(driver.VolumeDriver):
                            src_vol: objects.Volume, dest_vol: objects.Volume,
                            remote: str | None = None) -> None:
         """Let the moves of a volume end that Cinder is going to copy."""
-        self._wait_for_end(ctxt, src_vol)
+        self._wait_for_end(ctxt.elevated(), src_vol)
 
     def _wait_for_end(self, ctxt: context.RequestContext,
                       volume: objects.Volume) -> None:

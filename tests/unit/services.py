@@ -61,10 +61,11 @@ class Client:
 
     def call(self, ctxt, method, **arguments):
         name, _dot, host = self._topic.partition('.')
+        sender = context.RequestContext.from_dict(ctxt.to_dict())
         if name == 'cinder-scheduler':
-            ask = functools.partial(self._cloud.ask_scheduler, ctxt)
+            ask = functools.partial(self._cloud.ask_scheduler, sender)
         elif name == 'cinder-volume' and host:
-            ask = functools.partial(self._cloud.ask, host)
+            ask = functools.partial(self._cloud.serve, host, sender)
         else:
             return None  # everybody
         sent = {key: jsonutils.loads(jsonutils.dumps(
@@ -187,11 +188,14 @@ class Services(base.Cloud):
             self._queue.pop(0)()
 
     def ask(self, host, method, /, **arguments):
-        """Let a service do something."""
+        """Let a service do something for an administrator."""
+        return self.serve(host, self.ctxt, method, **arguments)
+
+    def serve(self, host, ctxt, method, /, **arguments):
+        """Let a service do something for whoever asks."""
         try:
             with self.process(host):
-                return getattr(self.managers[host], method)(self.ctxt,
-                                                            **arguments)
+                return getattr(self.managers[host], method)(ctxt, **arguments)
         finally:
             if not self._processes:
                 self._run_queue()
@@ -419,21 +423,27 @@ class Services(base.Cloud):
         return self.refresh(volume)
 
     def retype(self, volume, new_type):
-        """Let a volume be of another type, wherever that is; its row
+        """Let a user have a volume of another type, wherever that is; its row
         afterwards.
         """
         self._publish()
-        api.API().retype(context.get_admin_context(), self.refresh(volume),
-                         new_type['id'], 'on-demand')
+        volume = self.refresh(volume)
+        api.API().retype(self._user(volume), volume, new_type['id'],
+                         'on-demand')
         return self.refresh(volume)
+
+    @staticmethod
+    def _user(volume):
+        """Somebody who may do with a volume what its users may."""
+        return context.RequestContext('user', volume.project_id,
+                                      roles=['member'])
 
     def extend(self, volume, size):
         """Grow a volume to `size` GiB and fill it; its row afterwards."""
         self._publish()
         volume = self.refresh(volume)
         before = volume.size
-        user = context.RequestContext('user', volume.project_id,
-                                      roles=['member'])
+        user = self._user(volume)
         if volume.status == 'in-use':
             api.API().extend_attached_volume(user, volume, size)
         else:
