@@ -505,7 +505,12 @@ class LocalStorDriver(driver.VolumeDriver):
                        ) -> dict[str, str] | None:
         volume = objects.Volume.get_by_id(ctxt, volume.id)
         kind, peer = self._choose(volume, connector)
-        volume = self._gate.check(ctxt, volume.id, OPERATIONS[kind])
+        operation = OPERATIONS[kind]
+        if kind is Connection.LOCAL and self._is_shared(ctxt, volume):
+            # It may yet leave with an instance that another one would stay
+            # without.
+            operation = gate.Operation.REMOTE
+        volume = self._gate.check(ctxt, volume.id, operation)
         if kind is Connection.MOVE and peer:
             self._check_move(ctxt, volume, peer)
         if kind is Connection.REMOTE:

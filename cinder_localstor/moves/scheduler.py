@@ -95,8 +95,8 @@ class Scheduler:
         # Ids of the moves that this node has a part in
         self._known: set[str] = set()
         self._periods = 0
-        # The rates of moves that this process has set
-        self._rates: dict[str, Rates] = {}
+        # The rates of moves that this process has set, None where it failed to
+        self._rates: dict[str, Rates | None] = {}
 
     @contextlib.contextmanager
     def beginning(self, move_id: str) -> Iterator[None]:
@@ -188,6 +188,9 @@ class Scheduler:
         def run() -> None:
             try:
                 work()
+            except Exception:
+                # Nobody else would hear of it.
+                LOG.exception('Work at %s has failed', name)
             finally:
                 self._busy.discard(name)
         queue.submit('', run)
@@ -305,6 +308,7 @@ class Scheduler:
         return Rates(min(limits, default=None), wishes.minimum)
 
     def _throttle(self, move: rows.Move, rates: Rates) -> None:
+        self._rates[move.move_id] = None
         try:
             self._destination.throttle(move.transfer, rates.limit,
                                        rates.minimum)

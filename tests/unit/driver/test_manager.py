@@ -1633,6 +1633,28 @@ class SharedTest(ManagerTestCase):
         self.assertEqual(set(), self.admitted(A))
         self.assertIsNone(self.refresh().provider_location)
 
+    def test_none_comes_while_the_first_is_migrated(self):
+        first = self.attach(A)
+        second = self.cloud.attach(self.volume, B, 'local',
+                                   first.instance_uuid)
+        for host in (A, B, C):
+            error = self.assertRaises(cinder_exception.CinderException,
+                                      self.attach, host)
+            self.assertIn('one node only', str(error))
+            self.let_go_of_reservations()
+        self.cloud.detach(self.volume, first)
+        self.cloud.settle()
+        self.assertEqual(B, self.cloud.host_of(self.volume))
+        self.attach(B)
+        self.cloud.detach(self.volume, second)
+        self.assert_whole()
+
+    def let_go_of_reservations(self):
+        """As Nova does when an attachment has failed."""
+        for row in rows.attachments(self.ctxt, self.volume.id):
+            if not row['connector']:
+                db.volume_detached(self.ctxt, self.volume.id, row['id'])
+
     def test_one_that_is_left_with_a_connection_is_migrated(self):
         first, second = self.attach(A), self.attach(B, 'iscsi')
         self.cloud.detach(self.volume, first)

@@ -1111,6 +1111,18 @@ class RateTest(MoverTestCase):
         self.assertEqual([(None, 10 * units.Mi)], self.rates())
         self.assertEqual([], self.rates())
 
+    def test_what_could_not_be_told_is_told_again(self):
+        volume = self.arrive_by(hydration_rate='20')
+        self.rates()
+        self.give_type(volume)
+        throttle = self.patch(
+            'cinder_localstor.node.simulated.SimulatedHydrators.throttle',
+            side_effect=exception.CommandTimedOut(
+                command='throttle', host='b', seconds=60))
+        self.cloud.watch()
+        throttle.assert_called_once()
+        self.assertEqual([(None, 10 * units.Mi)], self.rates())
+
     def test_type_that_is_wrong_holds_up_nothing(self):
         self.override('localstor_hydration_rate', 30)
         self.arrive_by(hydration_rate='fast')
