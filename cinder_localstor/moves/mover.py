@@ -106,10 +106,10 @@ class Mover:
                     volume.id, CHANGING[volume.status]))
         answer = self._peers.examine(
             peer.host, volume.id, self._node.volumes.block_size(),
-            self._source.portal(), any(
+            self._source.portal(), is_copy=any(
                 move.transfer.is_copy
                 for move in rows.for_volume(ctxt, volume.id)),
-            properties.of_volume(ctxt, volume.id).data_path)
+            data_path=properties.of_volume(ctxt, volume.id).data_path)
         attachments = rows.attachments(ctxt, volume.id)
         if migrated_to and attachments:
             raise cinder_exception.VolumeAttached(volume_id=volume.id)

@@ -101,10 +101,9 @@ class AttachTest(MessagesTestCase):
 
     def test_it_has_the_id_of_the_request(self):
         self.cloud.down.add(B)
-        asked = context.RequestContext('user', 'project', overwrite=True)
         self.attach_fails()
         found, = self.shown()
-        self.assertEqual(asked.request_id, found['request_id'])
+        self.assertEqual(self.ctxt.request_id, found['request_id'])
 
     def test_what_works_is_not_told(self):
         self.cloud.arrive(self.volume)

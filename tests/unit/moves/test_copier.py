@@ -292,7 +292,7 @@ class FromSnapshotTest(CopierTestCase):
                                    step='examine', reason='too old')) as ask:
             self.assertRaises(exception.PeerFailed, self.cloud.move, volume,
                               base.C)
-        self.assertIs(True, ask.call_args[0][-1])
+        self.assertIs(True, ask.call_args.kwargs['is_copy'])
 
     def test_failure_is_recorded_before_it_is_told(self):
         snapshot = self.take()
