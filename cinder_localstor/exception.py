@@ -74,6 +74,11 @@ class PoolDoesNotZero(LocalStorException):
                 "or remove the volumes that were made in it before.")
 
 
+class VolumeIsShared(LocalStorException):
+    message = _("Volume %(volume_id)s is attached to another instance by now, "
+                "and follows none of them. Attach it again, over the network.")
+
+
 class WrongProperty(LocalStorException):
     message = _("Volume type %(volume_type)s can not be heeded: %(reason)s. "
                 "Correct it with 'openstack volume type set --property', or "

@@ -145,6 +145,28 @@ def home(ctxt: context.RequestContext, volume_id: str) -> str:
     return volume_utils.extract_host(volume.host)
 
 
+def exported(ctxt: context.RequestContext, host: str, idle: bool = False
+             ) -> set[str]:
+    """Ids of the users' volumes on a backend that have ordinary exports.
+
+    :param host: ``host@backend``
+    :param idle: only of those that several instances may have, and nobody has,
+        nor works at
+    """
+    row, attachment = models.Volume, models.VolumeAttachment
+    with db.main_context_manager.reader.using(ctxt) as session:
+        query = session.query(row.id).filter(
+            row.deleted == sa.false(), _lives_on(host),
+            row.provider_location.is_not(None))
+        if idle:
+            query = query.filter(
+                row.multiattach == sa.true(),
+                row.status.in_(('available', 'in-use')),
+                ~sa.exists().where(attachment.volume_id == row.id,
+                                   attachment.deleted == sa.false()))
+        return {volume_id for volume_id, in query}
+
+
 def types_of(ctxt: context.RequestContext, volume_ids: Collection[str],
              prefix: str) -> dict[str, tuple[str, dict[str, str]]]:
     """The types of volumes that have extra specs whose keys have a prefix.

@@ -97,6 +97,8 @@ class LocalStorDriver(driver.VolumeDriver):
         self._rpc_server = None
         # Volumes with a remote connection whose handle is not there yet
         self._unexported: set[str] = set()
+        # Shared volumes that were exported to nobody at the last look
+        self._idle_exports: set[str] = set()
         self._watch: loopingcall.FixedIntervalLoopingCall | None = None
         self._settling: loopingcall.FixedIntervalLoopingCall | None = None
 
@@ -141,6 +143,9 @@ class LocalStorDriver(driver.VolumeDriver):
 
     def set_initialized(self) -> None:
         super().set_initialized()
+        # Cinder asks for the exports of what is in use and of no other.
+        self._unexported.update(rows.exported(context.get_admin_context(),
+                                              self.host))
         self._rpc_server = rpc.serve(self.host, self._service.answers)
         self._service.scheduler.warm_up()
         self._watch = loopingcall.FixedIntervalLoopingCall(self._watch_moves)
@@ -161,8 +166,19 @@ class LocalStorDriver(driver.VolumeDriver):
     def _settle_unfinished(self) -> None:
         try:
             self._unfinished.settle(context.get_admin_context())
+            self._end_exports()
         except Exception:
             LOG.exception('What was broken off could not be settled')
+
+    def _end_exports(self) -> None:
+        """Remove exports of shared volumes that nobody has any more: when the
+        last two leave at once, each sees the other.
+        """
+        ctxt = context.get_admin_context()
+        idle = rows.exported(ctxt, self.host, idle=True)
+        for volume_id in idle & self._idle_exports:
+            self._unexport(ctxt, objects.Volume.get_by_id(ctxt, volume_id))
+        self._idle_exports = idle
 
     # Volumes
 
@@ -356,15 +372,19 @@ class LocalStorDriver(driver.VolumeDriver):
                                     snapshot: objects.Snapshot
                                     ) -> dict[str, str]:
         ctxt = context.get_admin_context()
-        with self._creation_told(volume, volume.snapshot_id == snapshot.id):
-            properties.check_volume(ctxt, volume.id)
+        by_user = volume.snapshot_id == snapshot.id
+        with self._creation_told(volume, by_user):
+            if by_user:
+                properties.check_volume(ctxt, volume.id)
             return self._service.copier.from_snapshot(ctxt, volume, snapshot)
 
     def create_cloned_volume(self, volume: objects.Volume,
                              src_vref: objects.Volume) -> dict[str, str]:
         ctxt = context.get_admin_context()
-        with self._creation_told(volume, volume.source_volid == src_vref.id):
-            properties.check_volume(ctxt, volume.id)
+        by_user = volume.source_volid == src_vref.id
+        with self._creation_told(volume, by_user):
+            if by_user:
+                properties.check_volume(ctxt, volume.id)
             return self._service.copier.from_volume(ctxt, volume, src_vref)
 
     @staticmethod
@@ -549,13 +569,27 @@ class LocalStorDriver(driver.VolumeDriver):
 
     def remove_export(self, ctxt: context.RequestContext,
                       volume: objects.Volume) -> None:
-        if volume.provider_location:
-            self._remote.unexport(ctxt, volume)
-            # Cinder gives a row and no object where it has the id only, as
-            # after a backup; a row does not save itself.
-            rows.forget_export(ctxt, volume.id)
-            volume.provider_location = None
-            volume.provider_auth = None
+        # Cinder wants it gone whenever a connection has failed or an image was
+        # uploaded, though others may be connected.
+        if volume.provider_location and not self._remote_ones(
+                ctxt, rows.attachments(ctxt, volume.id)):
+            self._unexport(ctxt, volume)
+
+    def _unexport(self, ctxt: context.RequestContext, volume: objects.Volume
+                  ) -> None:
+        self._remote.unexport(ctxt, volume)
+        # Cinder gives a row and no object where it has the id only, as after a
+        # backup; a row does not save itself.
+        rows.forget_export(ctxt, volume.id)
+        volume.provider_location = None
+        volume.provider_auth = None
+
+    def _remote_ones(self, ctxt: context.RequestContext,
+                     attachments: list[dict[str, Any]]
+                     ) -> list[dict[str, Any]]:
+        """Those of some attachments that are connected from elsewhere."""
+        return [row for row in attachments if row['connector']
+                and self._directory.find(ctxt, row['connector']) != self.host]
 
     def initialize_connection(self, volume: objects.Volume,
                               connector: dict[str, Any], **kwargs: Any
@@ -664,23 +698,25 @@ class LocalStorDriver(driver.VolumeDriver):
             self._service.scheduler.look_soon(move)
         others = self._others(ctxt, volume, connector)
         if not volume.provider_location:
-            return bool(others)
-        remote = [other for other in others
-                  if self._directory.find(ctxt, other) != self.host]
-        if connector and connector.get('initiator') not in {
-                other.get('initiator') for other in remote}:
+            return any(row['connector'] for row in others)
+        remote = self._remote_ones(ctxt, others)
+        # Cinder notes a connector only after all is done.
+        coming = [row for row in others
+                  if volume.multiattach and not row['connector']]
+        if (connector and not coming
+                and self._directory.find(ctxt, connector) != self.host
+                and connector.get('initiator') not in {
+                    row['connector'].get('initiator') for row in remote}):
             self._remote.disconnect(volume, connector)
-        return bool(remote)
+        if not remote and not coming:
+            self._unexport(ctxt, volume)
+        return bool(remote or coming)
 
     @staticmethod
     def _others(ctxt: context.RequestContext, volume: objects.Volume,
                 connector: dict[str, Any] | None) -> list[dict[str, Any]]:
-        """The connectors of a volume's attachments but for one that leaves.
-        """
-        found = [row['connector'] for row in rows.attachments(ctxt, volume.id)
-                 if row['connector']]
-        if connector is None:
-            return found[1:]  # it was forced, of any one
-        if connector in found:
-            found.remove(connector)
-        return found
+        """A volume's attachments but for one that leaves."""
+        found = rows.attachments(ctxt, volume.id)
+        leaving = [row for row in found if row['connector']
+                   and connector in (row['connector'], None)][:1]
+        return [row for row in found if row not in leaving]

@@ -111,6 +111,13 @@ class Mover:
                 for move in rows.for_volume(ctxt, volume.id)),
             data_path=properties.of_volume(ctxt, volume.id).data_path)
         attachments = rows.attachments(ctxt, volume.id)
+        # Somebody may have come since the driver has looked.
+        if volume.provider_location:
+            raise exception.VolumeConnectedElsewhere(
+                volume_id=volume.id, host='another host')
+        if volume.multiattach and 1 < len({row['instance_uuid']
+                                           for row in attachments}):
+            raise exception.VolumeIsShared(volume_id=volume.id)
         if migrated_to and attachments:
             raise cinder_exception.VolumeAttached(volume_id=volume.id)
         unconnected = self._unconnected(attachments)

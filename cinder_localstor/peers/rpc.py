@@ -22,15 +22,19 @@ came with.
 from __future__ import annotations
 
 from collections.abc import Collection
+import functools
 from typing import Any, Protocol
 
 from cinder import context
 from cinder import objects
 from cinder import rpc
+from oslo_log import log as logging
 import oslo_messaging as messaging
 
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
+
+LOG = logging.getLogger(__name__)
 
 VERSION = '1.5'
 FIRST_VERSION = '1.0'
@@ -210,11 +214,20 @@ class PeerAPI:
         :param data_path: what the volume's type has in place of the peer's
             option, '' for nothing
         """
-        wishes = {'data_path': data_path} if data_path else {}
-        return self._call(peer, volume_id, 'examine', patient=False,
-                          version=(WISHES if wishes else COPIES if is_copy
-                                   else FIRST_VERSION),
-                          block_size=block_size, portal=portal, **wishes)
+        ask = functools.partial(self._call, peer, volume_id, 'examine',
+                                patient=False, block_size=block_size,
+                                portal=portal)
+        if data_path:
+            try:
+                return ask(version=WISHES, data_path=data_path)
+            except exception.PeerFailed as error:
+                if error.kind != UNSUPPORTED:
+                    raise
+                LOG.warning('Volume %(volume)s moves to %(peer)s as that '
+                            'likes: it does not know of %(path)s yet',
+                            {'volume': volume_id, 'peer': peer,
+                             'path': data_path})
+        return ask(version=COPIES if is_copy else FIRST_VERSION)
 
     def run(self, peer: str, move: transfer.Transfer, steps: list[str],
             patient: bool = True) -> None:

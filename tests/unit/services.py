@@ -396,10 +396,14 @@ class Services(base.Cloud):
 
     def detach(self, volume, attachment):
         """As Cinder's API does when an attachment is deleted."""
+        self.leave(volume, attachment)
+        db.volume_detached(self.ctxt, volume.id, attachment.id)
+
+    def leave(self, volume, attachment):
+        """The first half of :meth:`detach`: its row is still there."""
         self._opened.pop(attachment.id).open_count -= 1
         rpcapi.VolumeAPI().attachment_delete(
             self.ctxt, attachment.id, self.refresh(volume))
-        db.volume_detached(self.ctxt, volume.id, attachment.id)
 
     def migrate(self, volume, to=base.B, force=True):
         """Cinder's own migration."""

@@ -1630,8 +1630,8 @@ class SharedTest(ManagerTestCase):
         self.assertEqual({self.cloud.connector(B)['initiator']},
                          self.admitted(A))
         self.cloud.detach(self.volume, attachment)
-        self.assertEqual(set(), self.admitted(A))
-        self.assertIsNone(self.refresh().provider_location)
+        self.let_go_of_reservations()
+        self.assert_export_ends()
 
     def test_none_comes_while_the_first_is_migrated(self):
         first = self.attach(A)
@@ -1654,6 +1654,79 @@ class SharedTest(ManagerTestCase):
         for row in rows.attachments(self.ctxt, self.volume.id):
             if not row['connector']:
                 db.volume_detached(self.ctxt, self.volume.id, row['id'])
+
+    def test_connection_that_fails_takes_none_away(self):
+        self.attach(A)
+        self.attach(B, 'iscsi')
+        for part, host in (('node.simulated.SimulatedRemoteTarget.connect', C),
+                           ('moves.mover.Mover.stay', A)):
+            with mock.patch('cinder_localstor.' + part, side_effect=(
+                    exception.LocalStorException(reason='not now'))):
+                self.assertRaises(cinder_exception.CinderException,
+                                  self.attach, host)
+            self.let_go_of_reservations()
+        self.assertEqual({self.cloud.connector(B)['initiator']},
+                         self.admitted(A))
+        self.assertIsNotNone(self.refresh().provider_location)
+
+    def test_connection_that_is_being_made_stays_when_the_last_leaves(self):
+        self.attach(A)
+        last = self.attach(B, 'iscsi')
+        connect = localstor.LocalStorDriver.initialize_connection
+
+        def and_leave(*arguments):
+            answer = connect(*arguments)
+            self.cloud.detach(self.volume, last)
+            return answer
+        with mock.patch.object(localstor.LocalStorDriver,
+                               'initialize_connection', and_leave):
+            self.attach(C, 'iscsi')
+        self.assertIn(self.cloud.connector(C)['initiator'], self.admitted(A))
+        self.assertIsNotNone(self.refresh().provider_location)
+
+    def test_export_ends_when_the_last_two_have_left_at_once(self):
+        self.attach(A)
+        two = [self.attach(B, 'iscsi'), self.attach(C, 'iscsi')]
+        for attachment in two:
+            self.cloud.leave(self.volume, attachment)
+        for attachment in two:
+            db.volume_detached(self.ctxt, self.volume.id, attachment.id)
+        for row in rows.attachments(self.ctxt, self.volume.id):
+            db.volume_detached(self.ctxt, self.volume.id, row['id'])
+        self.assert_export_ends()
+
+    def assert_export_ends(self):
+        for _time in range(2):
+            self.assertIsNotNone(self.refresh().provider_location)
+            self.cloud.driver(self.volume)._end_exports()
+        self.assertIsNone(self.refresh().provider_location)
+        self.assertEqual({}, self.cloud.nodes[A].remote.exports)
+
+    def test_connection_is_there_after_a_reboot_whatever_the_status(self):
+        self.attach(A)
+        self.attach(B, 'iscsi')
+        self.cloud.set_status(self.volume, 'attaching')
+        self.cloud.nodes[A].remote.exports.clear()
+        self.cloud.reboot(A)
+        self.cloud.driver(self.volume)._export_again()
+        self.assertEqual([self.refresh().name],
+                         list(self.cloud.nodes[A].remote.exports))
+
+    def test_move_does_not_begin_when_another_one_has_come(self):
+        begin = mover.Mover.begin
+
+        def and_attach(*arguments):
+            with mock.patch.object(mover.Mover, 'begin', begin):
+                self.attach(A)
+            return begin(*arguments)
+        first = self.attach(A)
+        with mock.patch.object(mover.Mover, 'begin', and_attach):
+            error = self.assertRaises(
+                cinder_exception.CinderException, self.cloud.attach,
+                self.volume, B, 'local', first.instance_uuid)
+        self.assertIn('another instance', str(error))
+        self.assertEqual(A, self.cloud.host_of(self.volume))
+        self.assertIsNone(self.state())
 
     def test_one_that_is_left_with_a_connection_is_migrated(self):
         first, second = self.attach(A), self.attach(B, 'iscsi')

@@ -205,8 +205,10 @@ class OlderPeerTest(CallTest):
         self.refuses(lambda: self.api.run(base.B, copied, ['export_source']))
 
     def test_examine_by_what_a_type_wants(self):
-        self.refuses(lambda: self.api.examine(base.B, 'v', 512, 'p:1',
-                                              data_path='clone'))
+        # It does not know of types, and does as its options say.
+        self.assertEqual({'initiator': 'iqn.b'}, self.api.examine(
+            base.B, 'v', 512, 'p:1', data_path='clone'))
+        self.assertEqual([('examine', 512, 'p:1')], self.answers.asked)
 
     def test_volume_that_arrives_by_a_copy_does_not_move_there(self):
         self.refuses(lambda: self.api.examine(base.B, 'v', 512, 'p:1', True))
@@ -243,8 +245,10 @@ class PeerBeforeClonesTest(CallTest):
         self.assertEqual([], self.answers.asked)
 
     def test_examine_by_what_a_type_wants(self):
-        self.refuses(lambda: self.api.examine(base.B, 'v', 512, 'p:1',
-                                              data_path='clone'))
+        # It does not know of types, and does as its options say.
+        self.assertEqual({'initiator': 'iqn.b'}, self.api.examine(
+            base.B, 'v', 512, 'p:1', data_path='clone'))
+        self.assertEqual([('examine', 512, 'p:1')], self.answers.asked)
 
     def test_offer(self):
         self.refuses(lambda: self.api.offer(base.B, 'v', 'm', 's', 'iqn.a',
