@@ -570,9 +570,13 @@ class LocalStorDriver(driver.VolumeDriver):
     def remove_export(self, ctxt: context.RequestContext,
                       volume: objects.Volume) -> None:
         # Cinder wants it gone whenever a connection has failed or an image was
-        # uploaded, though others may be connected.
-        if volume.provider_location and not self._remote_ones(
-                ctxt, rows.attachments(ctxt, volume.id)):
+        # uploaded, though others may be connected, or about to be.
+        if not volume.provider_location:
+            return
+        attachments = rows.attachments(ctxt, volume.id)
+        coming = [row for row in attachments
+                  if volume.multiattach and not row['connector']]
+        if not self._remote_ones(ctxt, attachments) and len(coming) < 2:
             self._unexport(ctxt, volume)
 
     def _unexport(self, ctxt: context.RequestContext, volume: objects.Volume

@@ -1669,6 +1669,24 @@ class SharedTest(ManagerTestCase):
                          self.admitted(A))
         self.assertIsNotNone(self.refresh().provider_location)
 
+    def test_connection_that_fails_takes_none_away_that_is_being_made(self):
+        self.attach(A)
+        connect = localstor.LocalStorDriver.initialize_connection
+
+        def and_fail(*arguments):
+            answer = connect(*arguments)
+            with mock.patch.object(
+                    localstor.LocalStorDriver, 'initialize_connection',
+                    side_effect=exception.LocalStorException(reason='no')):
+                self.assertRaises(cinder_exception.CinderException,
+                                  self.attach, B)
+            return answer
+        with mock.patch.object(localstor.LocalStorDriver,
+                               'initialize_connection', and_fail):
+            self.attach(C, 'iscsi')
+        self.assertEqual({self.cloud.connector(C)['initiator']},
+                         self.admitted(A))
+
     def test_connection_that_is_being_made_stays_when_the_last_leaves(self):
         self.attach(A)
         last = self.attach(B, 'iscsi')
