@@ -545,7 +545,14 @@ class LocalStorDriver(driver.VolumeDriver):
             # Its handle is built when its source is there again.
             self._unexported.add(volume.id)
         else:
-            self._remote.ensure(ctxt, volume, self.local_path(volume))
+            self._ensure(ctxt, volume)
+
+    def _ensure(self, ctxt: context.RequestContext, volume: objects.Volume
+                ) -> None:
+        """Export a volume as before a restart, to who was connected then."""
+        connected = self._remote_ones(ctxt, rows.attachments(ctxt, volume.id))
+        self._remote.ensure(ctxt, volume, self.local_path(volume),
+                            [row['connector'] for row in connected])
 
     def _export_again(self) -> None:
         """Export what had to wait for its handle at the start."""
@@ -557,7 +564,7 @@ class LocalStorDriver(driver.VolumeDriver):
                         and volume_utils.extract_host(volume.host)
                         == self.host):
                     self._handles.check_there(volume.name)
-                    self._remote.ensure(ctxt, volume, self.local_path(volume))
+                    self._ensure(ctxt, volume)
             except cinder_exception.VolumeNotFound:
                 pass  # it was deleted
             except Exception as error:

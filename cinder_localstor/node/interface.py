@@ -11,6 +11,7 @@ tables in sectors of 512 bytes.
 """
 
 import abc
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -441,9 +442,9 @@ class RemoteTarget(abc.ABC):
         """Export a device; the provider fields that the row gets."""
 
     @abc.abstractmethod
-    def ensure(self, ctxt: context.RequestContext, volume: Any, device: str
-               ) -> None:
-        """Export a device as the provider fields say."""
+    def ensure(self, ctxt: context.RequestContext, volume: Any, device: str,
+               connectors: Iterable[dict[str, Any]]) -> None:
+        """Export a device as the provider fields say, to all of these."""
 
     @abc.abstractmethod
     def unexport(self, ctxt: context.RequestContext, volume: Any) -> None:

@@ -11,6 +11,7 @@ sessions) and what it leaves is not (logical volumes and their content).
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
 import enum
@@ -657,15 +658,17 @@ class SimulatedRemoteTarget(interface.RemoteTarget):
 
     def export(self, ctxt: context.RequestContext, volume: Any, device: str
                ) -> dict[str, str]:
-        self.ensure(ctxt, volume, device)
+        self.ensure(ctxt, volume, device, ())
         return {'provider_location': 'iscsi %s' % volume['name'],
                 'provider_auth': 'CHAP user password'}
 
     @_fallible
-    def ensure(self, ctxt: context.RequestContext, volume: Any, device: str
-               ) -> None:
+    def ensure(self, ctxt: context.RequestContext, volume: Any, device: str,
+               connectors: Iterable[dict[str, Any]]) -> None:
         self._node.check_device(device)
         self.exports[volume['name']] = device
+        self.admitted.setdefault(volume['name'], set()).update(
+            connector['initiator'] for connector in connectors)
 
     @_fallible
     def unexport(self, ctxt: context.RequestContext, volume: Any) -> None:

@@ -7,6 +7,7 @@ writes.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 import functools
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 
 from cinder import context
 from cinder.privsep.targets import tgt as cinder_tgt
+from cinder.volume.targets import iscsi
 from cinder.volume.targets import tgt
 from cinder.volume import volume_utils
 from oslo_concurrency import lockutils
@@ -237,9 +239,14 @@ class CinderRemoteTarget(interface.RemoteTarget):
         return {'provider_location': data['location'],
                 'provider_auth': data['auth']}
 
-    def ensure(self, ctxt: context.RequestContext, volume: Any, device: str
-               ) -> None:
-        self._driver().ensure_export(ctxt, volume, device)
+    def ensure(self, ctxt: context.RequestContext, volume: Any, device: str,
+               connectors: Iterable[dict[str, Any]]) -> None:
+        # Cinder's driver of LIO does nothing where there is any target, a
+        # move's too.  Where there is none it restores what it has once saved:
+        # the exports of moves that have ended since among that.
+        iscsi.ISCSITarget.ensure_export(self._driver(), ctxt, volume, device)
+        for connector in connectors:
+            self._driver().initialize_connection(volume, connector)
 
     def unexport(self, ctxt: context.RequestContext, volume: Any) -> None:
         self._driver().remove_export(ctxt, volume)

@@ -38,6 +38,24 @@ class SharedTest(base.LabTestCase):
             self.write(disk)
         self.assertEqual(self.here.name, self.home(self.volume).name)
 
+    def test_connection_goes_on_when_the_node_is_back(self):
+        # Its node has another export, too, as soon as it is back.
+        other = self.create(volume_type=self.volume_type, node=self.here)
+        moved = self.attach(other, self.there)
+        self.hold_in_mid_move(moved)
+        local = self.attach(self.volume, self.here)
+        remote = self.attach(self.volume, self.there)
+        with self.logged_in(remote) as disk:
+            self.write(disk)
+            content = self.checksum(disk)
+            self.cut_power(self.here)
+            self.here.start()
+            self.cloud.wait_for_backends([self.here])
+            self.assertEqual(content, self.checksum(disk))
+            self.wait_for_handle(local)
+            self.assertEqual(content, self.checksum(local))
+        self.wait_until_arrived(moved)
+
     def test_one_instance_alone_is_followed_again(self):
         local = self.attach(self.volume, self.here)
         self.write(local)

@@ -1725,10 +1725,13 @@ class SharedTest(ManagerTestCase):
         self.attach(B, 'iscsi')
         self.cloud.set_status(self.volume, 'attaching')
         self.cloud.nodes[A].remote.exports.clear()
+        self.cloud.nodes[A].remote.admitted.clear()
         self.cloud.reboot(A)
         self.cloud.driver(self.volume)._export_again()
         self.assertEqual([self.refresh().name],
                          list(self.cloud.nodes[A].remote.exports))
+        self.assertEqual({self.cloud.connector(B)['initiator']},
+                         self.admitted(A))
 
     def test_move_does_not_begin_when_another_one_has_come(self):
         begin = mover.Mover.begin

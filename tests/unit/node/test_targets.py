@@ -6,6 +6,7 @@ import os
 import tempfile
 from unittest import mock
 
+from cinder.volume.targets import lio
 import ddt
 from oslo_concurrency import lockutils
 from oslo_privsep import comm
@@ -286,6 +287,25 @@ class RemoteTest(base.TestCase):
                                                   'auth': 'a'}
         self.assertEqual({'provider_location': 'l', 'provider_auth': 'a'},
                          self.remote.export(self.ctxt, 'v', '/dev/x'))
+
+    def test_lio_has_the_export_again_whatever_else_it_has(self):
+        said = []
+
+        def execute(*command, **_options):
+            said.append(command[1:])
+            return SHOWN % (MOVE, OTHER), ''
+        self.patch('cinder.utils.execute', execute)
+        self.make.return_value = lio.LioAdm(configuration=self.configuration)
+        volume = {'id': MOVE, 'name': 'volume-' + MOVE, 'provider_location':
+                  '192.0.2.1:3260,1 iqn.2010-10.org.openstack:volume-%s 0'
+                  % MOVE, 'provider_auth': 'CHAP user password'}
+        self.remote.ensure(self.ctxt, volume, '/dev/x',
+                           [{'initiator': INITIATOR}])
+        self.assertIn('/dev/x', [command[1] for command in said
+                                 if command[0] == 'create'])
+        self.assertIn(INITIATOR, [command[-1] for command in said
+                                  if command[0] == 'add-initiator'])
+        self.assertNotIn(('restore',), said)
 
     def test_connector_is_checked_before_it_is_admitted(self):
         self.driver.validate_connector.side_effect = ValueError
