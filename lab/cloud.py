@@ -515,7 +515,7 @@ class Cloud:
     def _plan_instances(self, steps: plan.Plan,
                         nodes: list[node_module.Node]) -> None:
         steps.add('flavor',
-                  lambda: nova_setup.create_flavor(self.compute_api),
+                  lambda: nova_setup.create_flavors(self.compute_api),
                   ['nova-api', 'keystone'])
         steps.add('guest image',
                   lambda: nova_setup.upload_image(self.image_api),

@@ -89,6 +89,10 @@ class Instance:
             raise InstanceError(f'{self.id} is still on {self.node.name}: '
                                 f'{self.migrations()}')
 
+    def evacuate(self, node: nodes.Node) -> None:
+        """Ask for it on another node, since its own is lost; does not wait."""
+        self.act('evacuate', {'host': node.name}, version='2.95')
+
     def migrations(self) -> list[str]:
         """Statuses of all its migrations."""
         return [found['status'] for found in self._api.get(
@@ -258,6 +262,18 @@ def boot(cloud: clouds.Cloud, volume_id: str, node: nodes.Node | None = None
     instance.wait_for('ACTIVE')
     instance.wait_for_report('found', volume_id)
     return instance
+
+
+def declare_down(cloud: clouds.Cloud, node: nodes.Node, down: bool = True
+                 ) -> None:
+    """Tell Nova that a node is lost, as an operator who has fenced it does;
+    or that it is back.
+    """
+    service, = cloud.compute_api.get(
+        '/os-services', params={'host': node.name,
+                                'binary': 'nova-compute'}).json()['services']
+    cloud.compute_api.put('/os-services/' + service['id'],
+                          json={'forced_down': down})
 
 
 def image(cloud: clouds.Cloud) -> str:

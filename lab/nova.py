@@ -97,6 +97,9 @@ def _nova(place: services.Place) -> configuration.Sections:
         'service_user': user | {'send_service_user_token': True},
         'placement': user, 'glance': user, 'neutron': user,
         'cinder': user | {'catalog_info': 'volumev3::publicURL'},
+        # Which is asked for encrypted volumes only
+        'key_manager': {'backend': 'barbican'},
+        'barbican': {'auth_endpoint': configuration.keystone_url(lab)},
         'vnc': {'enabled': False},
         # What a guest boots begins as a partition table does, and is none.
         'workarounds': {'disable_deep_image_inspection': True},

@@ -14,7 +14,9 @@ from lab import layout
 
 # Of the flavor and the image of the lab's own guest
 GUEST = 'guest'
-_MEMORY = 128  # MiB
+# A flavor that the guest may be resized to
+LARGER = 'larger'
+_MEMORY = {GUEST: 128, LARGER: 160}  # MiB
 # Where a machine is busy the kernel may take its timer for broken.
 _COMMAND_LINE = 'console=ttyS0 quiet no_timer_check'
 _TARGET = pathlib.Path(os.environ.get('CARGO_TARGET_DIR')
@@ -38,10 +40,13 @@ def check() -> None:
             f'"make nova". It is looked for at {_PROGRAM}.')
 
 
-def create_flavor(compute: http.Api) -> None:
-    """The flavor ``guest``: one CPU, 128 MiB, no disk but its volumes."""
-    compute.post('/flavors', json={'flavor': {
-        'id': GUEST, 'name': GUEST, 'ram': _MEMORY, 'vcpus': 1, 'disk': 0}})
+def create_flavors(compute: http.Api) -> None:
+    """The flavors ``guest`` and ``larger``: one CPU, 128 and 160 MiB, and no
+    disk but their volumes.
+    """
+    for name, memory in _MEMORY.items():
+        compute.post('/flavors', json={'flavor': {
+            'id': name, 'name': name, 'ram': memory, 'vcpus': 1, 'disk': 0}})
 
 
 def upload_image(images: http.Api) -> None:
@@ -67,7 +72,9 @@ def upload_image(images: http.Api) -> None:
            kernel_id=upload(f'{GUEST}-kernel', 'aki',
                             image.kernel.read_bytes()),
            ramdisk_id=upload(f'{GUEST}-initramfs', 'ari', initramfs),
-           os_command_line=_COMMAND_LINE)
+           os_command_line=_COMMAND_LINE,
+           # Whom it rescues keeps its own disks.
+           hw_rescue_bus='virtio', hw_rescue_device='disk')
 
 
 def wait_for_hypervisors(compute: http.Api, names: Iterable[str],

@@ -191,6 +191,44 @@ class User:
         else:
             self._api.delete(path + '/provider')
 
+    def make_group(self, volume_type: str) -> str:
+        """Make a group for volumes of a type, which go nowhere then; its id.
+
+        Its node is the scheduler's choice.
+
+        :raises VolumeError: it has failed, or took more than 180 s
+        """
+        kind = self._api.post('/group_types', json={'group_type': {
+            'name': 'of-a-user'}}).json()['group_type']['id']
+        group = self._api.post('/groups', json={'group': {
+            'name': 'of-a-user', 'group_type': kind, 'volume_types': [
+                self._type_id(volume_type)]}}).json()['group']['id']
+        end = time.monotonic() + PATIENCE
+        while (found := self.group(group)) and found['status'] != 'available':
+            if found['status'] == 'error' or time.monotonic() > end:
+                raise VolumeError('group %s is %s' % (group, found['status']))
+            time.sleep(0.5)
+        return group
+
+    def group(self, group_id: str) -> dict[str, Any] | None:
+        """A group as the API shows it; None if there is none."""
+        try:
+            return self._api.get('/groups/' + group_id).json()['group']
+        except exceptions.NotFound:
+            return None
+
+    def request_group_deletion(self, group_id: str) -> None:
+        """Ask for the end of a group and of all its volumes."""
+        self._api.post('/groups/%s/action' % group_id,
+                       json={'delete': {'delete-volumes': True}})
+
+    def delete_group_type(self) -> None:
+        """Delete what :meth:`make_group` has made besides the group."""
+        kind, = [found['id'] for found in
+                 self._api.get('/group_types').json()['group_types']
+                 if found['name'] == 'of-a-user']
+        self._api.delete('/group_types/' + kind)
+
     def manage(self, node: nodes.Node, volume_type: str, name: str) -> str:
         """Ask for a logical volume of a node as a volume; its id."""
         return self._api.post('/os-volume-manage', json={'volume': {

@@ -12,6 +12,7 @@ import threading
 from lab import cloud as clouds
 from lab import configuration
 from lab import instances
+from lab import nova_setup
 from lab import sizes
 from tests.lab import base
 
@@ -24,7 +25,7 @@ NAME = os.environ.get('LOCALSTOR_NOVA_LAB', 'nova')
 def cloud():
     """The lab of these tests, up: two nodes in which instances run."""
     found = clouds.Cloud(NAME)
-    found.up(nodes=2, also=['nova'], options={
+    found.up(nodes=2, also=['keys', 'nova'], options={
         backend: {'localstor_data_path': path} | base.QUICK
         for backend, path in zip(configuration.BACKENDS, base.DATA_PATHS)})
     return found
@@ -133,6 +134,39 @@ class ActionsTest(BootedTestCase):
         self.instance.wait_for('ACTIVE')
         self.assert_arrives(self.root, self.there)
         self.instance.assert_alive()
+
+    def test_volume_goes_with_a_resize(self):
+        self.instance.act('resize', {'flavorRef': nova_setup.LARGER})
+        self.instance.wait_for('VERIFY_RESIZE')
+        self.assertEqual(self.there.name, self.instance.node.name)
+        self.instance.act('confirmResize')
+        self.instance.wait_for('ACTIVE')
+        self.assert_finds_its_stamps()
+        self.assert_arrives(self.root, self.there)
+
+    def test_rebuilt_instance_has_its_image_again_and_its_other_volume(self):
+        data = self.attach_new(self.there)
+        self.instance.reboot()
+        self.assert_finds_its_stamps()
+        self.instance.act('rebuild', {
+            'imageRef': instances.image(self.cloud)}, version='2.93')
+        self.instance.wait_for('ACTIVE')
+        self.wait_for('the root disk is as new', lambda: [[None]] == [
+            report['before'] for report in self.instance.reports()
+            if report['event'] == 'found'
+            and report['serial'] == self.root[:20]][-1:])
+        self.instance.wait_for_stamps(data)
+        self.instance.assert_alive()
+        self.assert_arrives(self.root, self.here)
+
+    def test_instance_is_rescued(self):
+        self.instance.act('rescue', {
+            'rescue_image_ref': instances.image(self.cloud)}, version='2.87')
+        self.instance.wait_for('RESCUE')
+        self.assert_finds_its_stamps()
+        self.instance.act('unrescue')
+        self.instance.wait_for('ACTIVE')
+        self.assert_finds_its_stamps()
 
     def test_new_volumes_are_made_where_the_instance_is(self):
         for node in (self.here, self.there):
@@ -276,3 +310,114 @@ class FailedMigrationTest(BootedTestCase):
         self.migrate()
         self.instance.abort_live_migration()
         self.assert_is_somewhere()
+
+    def test_qemu_dies_on_the_destination(self):
+        self.migrate()
+        self.wait_for('it is prepared', lambda: self.instance.name in (
+            self.there.run(['virsh', 'list', '--all', '--name']).stdout))
+        self.there.run(['pkill', '-KILL', 'qemu'])
+        self.assertEqual(self.here.name, self.assert_is_somewhere().name)
+
+    def test_destination_loses_its_power(self):
+        self.migrate()
+        self.wait_for('it is prepared', lambda: self.instance.name in (
+            self.there.run(['virsh', 'list', '--all', '--name']).stdout))
+        self.there.kill()
+        self.there.start()
+        self.cloud.wait_for_backends([self.there])
+        self.assertEqual(self.here.name, self.assert_is_somewhere().name)
+
+    def test_cinder_volume_of_the_destination_dies(self):
+        service = self.there.service('cinder-volume')
+        self.migrate()
+        service.kill()
+        self.wait_for('Nova has seen it', lambda: ENDED.intersection(
+            self.instance.migrations()))
+        service.start()
+        self.cloud.wait_for_backends([self.there])
+        self.assert_is_somewhere()
+
+
+class EvacuationTest(InstanceTestCase):
+    """The node of an instance is lost, and Nova is asked for it elsewhere."""
+
+    def lose(self, node):
+        """Take a node's power for good, as far as Nova knows."""
+        node.kill()
+        self.addCleanup(self.give_back, node)
+        instances.declare_down(self.cloud, node)
+
+    def give_back(self, node):
+        """The node is back; all its services are."""
+        if not node.powered:
+            node.start()
+            instances.declare_down(self.cloud, node, False)
+            self.cloud.wait_for_backends([node])
+
+    def test_volume_that_was_lost_with_the_node_is_there_when_it_is_back(self):
+        here, there = self.nodes
+        instance, root = self.boot(here)
+        instance.assert_alive()
+        self.lose(here)
+        instance.evacuate(there)
+        self.wait_for('it is refused', lambda: (
+            instance.show()['OS-EXT-STS:task_state'] is None
+            and instance.status == 'ERROR'))
+        self.assertEqual(here.name, self.user.host(root))
+        self.give_back(here)
+        self.assertEqual(here.name, instance.node.name)
+        instance.act('os-resetState', {'state': 'active'})
+        instance.reboot()
+        instance.wait_for_stamps(root)
+        instance.assert_alive()
+
+    def test_instance_goes_to_where_its_volume_is(self):
+        group = self.user.make_group('local')
+        self.addCleanup(self.user.delete_group_type)
+        root = self.user.request_volume(
+            'of-a-group', 1, 'local', image=instances.image(self.cloud),
+            group_id=group)
+        self.user.wait_for_status(root, 'available')
+        there = self.home(root)
+        here = self.other(there)
+        instance = instances.boot(self.cloud, root, here)
+        self.instances.append(instance)
+        instance.assert_alive()
+        self.lose(here)
+        instance.evacuate(there)
+        self.wait_for('it is there', lambda: instance.node.name == there.name)
+        if instance.status == 'SHUTOFF':
+            instance.act('os-start')
+        instance.wait_for('ACTIVE')
+        instance.wait_for_stamps(root)
+        instance.assert_alive()
+        self.give_back(here)
+        instance.assert_alive()
+        self.delete_instance(instance)
+        self.user.request_group_deletion(group)
+        self.wait_for('the group is deleted',
+                      lambda: self.user.group(group) is None)
+
+
+class EncryptedTest(BootedTestCase):
+    """An encrypted volume, whose key Nova gets from Barbican."""
+
+    def setUp(self):
+        super().setUp()
+        self.user.encrypt_type('thin')
+        self.addCleanup(self.user.encrypt_type, 'thin', False)
+
+    def test_it_is_readable_wherever_its_instance_is(self):
+        # Its header takes some of the first zone of 1 GiB.
+        data = self.attach_new(self.there, size=2, volume_type='thin')
+        self.assertTrue(self.user.show(data)['encrypted'])
+        self.assert_arrives(data, self.here)
+        self.instance.assert_alive()
+        self.instance.live_migrate(self.there)
+        self.assert_goes_on(self.instance)
+        self.assert_arrives(data, self.there)
+        self.instance.reboot()
+        self.instance.wait_for_stamps(data)
+        self.instance.assert_alive()
+        self.instance.detach(data)
+        self.delete(data)
