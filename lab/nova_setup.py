@@ -72,9 +72,7 @@ def upload_image(images: http.Api) -> None:
            kernel_id=upload(f'{GUEST}-kernel', 'aki',
                             image.kernel.read_bytes()),
            ramdisk_id=upload(f'{GUEST}-initramfs', 'ari', initramfs),
-           os_command_line=_COMMAND_LINE,
-           # Whom it rescues keeps its own disks.
-           hw_rescue_bus='virtio', hw_rescue_device='disk')
+           os_command_line=_COMMAND_LINE)
 
 
 def wait_for_hypervisors(compute: http.Api, names: Iterable[str],

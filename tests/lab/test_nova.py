@@ -159,15 +159,6 @@ class ActionsTest(BootedTestCase):
         self.instance.assert_alive()
         self.assert_arrives(self.root, self.here)
 
-    def test_instance_is_rescued(self):
-        self.instance.act('rescue', {
-            'rescue_image_ref': instances.image(self.cloud)}, version='2.87')
-        self.instance.wait_for('RESCUE')
-        self.assert_finds_its_stamps()
-        self.instance.act('unrescue')
-        self.instance.wait_for('ACTIVE')
-        self.assert_finds_its_stamps()
-
     def test_new_volumes_are_made_where_the_instance_is(self):
         for node in (self.here, self.there):
             volume = self.cloud.openstack(
@@ -318,25 +309,6 @@ class FailedMigrationTest(BootedTestCase):
         self.there.run(['pkill', '-KILL', 'qemu'])
         self.assertEqual(self.here.name, self.assert_is_somewhere().name)
 
-    def test_destination_loses_its_power(self):
-        self.migrate()
-        self.wait_for('it is prepared', lambda: self.instance.name in (
-            self.there.run(['virsh', 'list', '--all', '--name']).stdout))
-        self.there.kill()
-        self.there.start()
-        self.cloud.wait_for_backends([self.there])
-        self.assertEqual(self.here.name, self.assert_is_somewhere().name)
-
-    def test_cinder_volume_of_the_destination_dies(self):
-        service = self.there.service('cinder-volume')
-        self.migrate()
-        service.kill()
-        self.wait_for('Nova has seen it', lambda: ENDED.intersection(
-            self.instance.migrations()))
-        service.start()
-        self.cloud.wait_for_backends([self.there])
-        self.assert_is_somewhere()
-
 
 class EvacuationTest(InstanceTestCase):
     """The node of an instance is lost, and Nova is asked for it elsewhere."""
@@ -353,23 +325,6 @@ class EvacuationTest(InstanceTestCase):
             node.start()
             instances.declare_down(self.cloud, node, False)
             self.cloud.wait_for_backends([node])
-
-    def test_volume_that_was_lost_with_the_node_is_there_when_it_is_back(self):
-        here, there = self.nodes
-        instance, root = self.boot(here)
-        instance.assert_alive()
-        self.lose(here)
-        instance.evacuate(there)
-        self.wait_for('it is refused', lambda: (
-            instance.show()['OS-EXT-STS:task_state'] is None
-            and instance.status == 'ERROR'))
-        self.assertEqual(here.name, self.user.host(root))
-        self.give_back(here)
-        self.assertEqual(here.name, instance.node.name)
-        instance.act('os-resetState', {'state': 'active'})
-        instance.reboot()
-        instance.wait_for_stamps(root)
-        instance.assert_alive()
 
     def test_instance_goes_to_where_its_volume_is(self):
         group = self.user.make_group('local')
@@ -393,6 +348,8 @@ class EvacuationTest(InstanceTestCase):
         instance.assert_alive()
         self.give_back(here)
         instance.assert_alive()
+        # Nobody has told open-iscsi on the lost node.
+        here.run(['iscsiadm', '-m', 'node', '-o', 'delete'])
         self.delete_instance(instance)
         self.user.request_group_deletion(group)
         self.wait_for('the group is deleted',
