@@ -65,8 +65,10 @@ def furnished_cloud():
     found = clouds.Cloud(os.environ.get('LOCALSTOR_FURNISHED_LAB',
                                         'furnished'))
     found.up(nodes=2, also=['backup', 'keys', 'lvm'], options={
-        backend: {'localstor_data_path': path} | QUICK
-        for backend, path in zip(configuration.BACKENDS, DATA_PATHS)})
+        # Seconds until the scheduler knows of what has changed
+        'DEFAULT': {'backend_stats_polling_interval': 5}} | {
+            backend: {'localstor_data_path': path} | QUICK
+            for backend, path in zip(configuration.BACKENDS, DATA_PATHS)})
     found.nodes[0].service('cinder-backup').stop()
     found.service('cinder-scheduler').restart()
     found.wait_for_backends(found.nodes)
