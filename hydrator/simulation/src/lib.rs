@@ -26,6 +26,7 @@
 //!
 //! * progress: every request ends, and so does the move.
 
+pub mod copy;
 pub mod disk;
 pub mod machine;
 pub mod model;

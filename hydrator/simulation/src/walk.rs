@@ -8,12 +8,15 @@ use localstor_hydrator_core::{
     Config, Failure, Notice, Operation, Rate, Request, Rule, Tag, Verify, metadata_size,
 };
 
+use crate::copy::copied;
 use crate::disk::{Disk, Rot, SECTOR};
 use crate::machine::{Faults, Machine, Shared};
 use crate::model::{Model, PER_BLOCK, Reading, Value, Writing, bytes_of, value_of, values_of};
 
 const BLOCK: usize = 4096;
 const STEPS: usize = 250;
+/// Of so many crashes one is looked at also in a copy of the metadata.
+const COPY_EVERY: u64 = 4;
 
 /// What the guest waits for.
 #[derive(Debug)]
@@ -59,6 +62,8 @@ pub struct Tally {
     pub refused: u64,
     /// Blocks that failed because the destination could not read them.
     pub unreadable: u64,
+    /// Volumes that were opened over copied metadata and compared.
+    pub copies: u64,
 }
 
 impl Tally {
@@ -76,6 +81,7 @@ impl Tally {
         self.rotten += other.rotten;
         self.refused += other.refused;
         self.unreadable += other.unreadable;
+        self.copies += other.copies;
     }
 }
 
@@ -519,10 +525,53 @@ impl Walk {
             };
             self.count(cuts);
         }
+        if (self.tally.crashes + self.tally.kills) % COPY_EVERY == 0 && self.rule.is_none() {
+            self.check_copy(&left.0, &left.1)?;
+        }
         let mut machine = self.successor(left);
         machine.open(&mut self.random)?;
         self.count(cuts);
         Ok(machine)
+    }
+
+    /// Who opens a copy of the metadata, over the same data, finds what who opens
+    /// the metadata does, or nobody opens anything.
+    fn check_copy(&mut self, data: &Disk, metadata: &Disk) -> Result<(), String> {
+        // Not what the walk takes its steps by.
+        let mut random = Rng::with_seed(self.tally.crashes << 32 | self.tally.kills);
+        let mut config = self.config.clone();
+        let mut left = self.successor((data.clone(), metadata.clone()));
+        let opened = left.open(&mut random);
+        config.move_id = [8; 16];
+        let unit = config.logical_block_size as usize;
+        let Some(metadata) = copied(metadata, unit, config.move_id) else {
+            return match opened {
+                Ok(()) => Err("metadata that open are not copied".into()),
+                Err(_) => Ok(()),
+            };
+        };
+        let source = self.machine.source.clone();
+        let mut copy = Machine::new(&config, self.rule, None, data.clone(), metadata, source);
+        match (opened, copy.open(&mut random)) {
+            (Ok(()), Ok(())) => {}
+            (Err(_), Err(_)) => return Ok(()),
+            both => return Err(format!("original and copy: {both:?}")),
+        }
+        let known = |machine: &Machine| {
+            let offsets = (0..config.size).step_by(BLOCK);
+            let local = offsets.map(|at| machine.volume.passes_through(at, BLOCK as u64));
+            let progress = machine.volume.progress();
+            let unreadable = (progress.unreadable, progress.first_unreadable);
+            (local.collect::<Vec<_>>(), progress.remote, unreadable)
+        };
+        if known(&left) != known(&copy) {
+            return Err("the copy's map is another one".into());
+        }
+        if left.read_all(&mut random)? != copy.read_all(&mut random)? {
+            return Err("the copy has another content".into());
+        }
+        self.tally.copies += 1;
+        Ok(())
     }
 
     fn count(&mut self, cuts: bool) {
@@ -665,6 +714,10 @@ impl Walk {
         let sector = random.usize(0..metadata.len() / SECTOR);
         let rot = Rot::any(random);
         metadata.rot(sector, rot, random);
+        if self.tally.crashes % COPY_EVERY == 0 && self.rule.is_none() {
+            self.check_copy(&data, &metadata)?;
+        }
+        let random = &mut self.random;
         let source = self.machine.source.clone();
         let mut machine = Machine::new(&self.config, self.rule, None, data, metadata, source);
         if machine.open(random).is_err() {

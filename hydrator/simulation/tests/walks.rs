@@ -45,6 +45,7 @@ fn no_power_cut_and_no_kill_takes_what_it_must_not() {
         tally.rotten > 0 && tally.refused > 0 && tally.unreadable > 0,
         "disks rot: {tally:?}"
     );
+    assert!(tally.copies > 10 * walks, "metadata are copied: {tally:?}");
     assert!(
         tally.differences > 0 && tally.differing > 0,
         "destinations lie: {tally:?}"

@@ -83,6 +83,22 @@ pub fn decode_sector_v1(
     decode_sector(move_id, index, sector)
 }
 
+/// Make sector `index` of one move's bitmap that of another's.
+///
+/// # Errors
+/// If it is none of the one's; it is left as it is then.
+pub(super) fn rename_sector(
+    old: &[u8; 16],
+    new: &[u8; 16],
+    index: u64,
+    sector: &mut [u8],
+) -> Result<(), Damaged> {
+    decode_sector(old, index, sector)?;
+    let crc = checksum(new, index, &sector[..508]);
+    sector[508..512].copy_from_slice(&crc.to_le_bytes());
+    Ok(())
+}
+
 fn checksum(move_id: &[u8; 16], index: u64, bytes: &[u8]) -> u32 {
     let seed = crc32c::crc32c_append(crc32c::crc32c(move_id), &index.to_le_bytes());
     crc32c::crc32c_append(seed, bytes)

@@ -187,8 +187,7 @@ pub fn decode_header(move_id: &[u8; 16], index: usize, sector: &[u8]) -> Result<
         settled: u64_at(sector, 24),
         tail: u64_at(sector, 32),
     };
-    let end = HEADER + header.entries_in(index) * ENTRY;
-    let crc = crc32c::crc32c_append(crc32c::crc32c(move_id), &sector[4..end]);
+    let crc = sector_checksum(move_id, index, &header, sector);
     if u32_at(sector, 0) != crc || u32_at(sector, COMMON) as usize != index {
         return Err(Damaged::Checksum);
     }
@@ -200,6 +199,22 @@ pub fn decode_header(move_id: &[u8; 16], index: usize, sector: &[u8]) -> Result<
         return Err(Damaged::Bounds);
     }
     Ok(header)
+}
+
+fn sector_checksum(move_id: &[u8; 16], index: usize, header: &Header, sector: &[u8]) -> u32 {
+    let end = HEADER + header.entries_in(index) * ENTRY;
+    crc32c::crc32c_append(crc32c::crc32c(move_id), &sector[4..end])
+}
+
+/// Make sector `index` of a block of one move's journal that of another's. What
+/// is none of the one's stays as it is, unless that would be one of the other's.
+pub(super) fn rename_sector(old: &[u8; 16], new: &[u8; 16], index: usize, sector: &mut [u8]) {
+    if let Ok(header) = decode_header(old, index, sector) {
+        let crc = sector_checksum(new, index, &header, sector);
+        sector[0..4].copy_from_slice(&crc.to_le_bytes());
+    } else if decode_header(new, index, sector).is_ok() {
+        sector[0] ^= 0xff;
+    }
 }
 
 /// The entries of sector `index` of a block, whose header was read; what cannot

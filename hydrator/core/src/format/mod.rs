@@ -7,5 +7,6 @@
 
 pub mod bitmap;
 mod bytes;
+pub mod copy;
 pub mod journal;
 pub mod superblock;
