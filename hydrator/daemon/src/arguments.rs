@@ -8,6 +8,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use localstor_hydrator_core as core;
 use serde::{Deserialize, Serialize};
 
+/// The longest pause, in seconds: a guest waits for its end.
+pub const LONGEST_PAUSE: u64 = 60;
+
 /// Serves a volume while its data moves to this node.
 ///
 /// One process serves one moving volume. It shows a block device whose writes
@@ -42,6 +45,13 @@ pub enum Command {
     Throttle(Throttle),
     /// Ask the source again at once, also for sectors that it could not read
     Retry(Place),
+    /// Begin nothing on destination and metadata, and answer the guest nothing,
+    /// until "resume" or the end of some seconds; return when nothing is in
+    /// flight on them, so that both can be copied as they are at one moment
+    Pause(Pause),
+    /// Go on after "pause"; exit status 1 if that has ended by itself: what was
+    /// copied meanwhile counts for nothing
+    Resume(Place),
     /// End a move that is complete: remove the device, end the process
     Finish(Place),
     /// End a move as it is: remove the device, end the process. Removes what a
@@ -54,6 +64,10 @@ pub enum Command {
     /// Mend such metadata where they are damaged, without what is lost by that;
     /// exit status 2, and nothing is changed, unless exactly that is accepted
     Repair(Repair),
+    /// Copy the metadata of a move that is paused, or that nobody serves, for
+    /// another move, which then finds on a copy of the destination what this one
+    /// would find. Who copies sees to it that they don't change meanwhile
+    Copy(Copying),
     /// Print the manual page
     #[command(hide = true)]
     Man(Page),
@@ -82,6 +96,17 @@ pub struct Throttle {
     pub minimum: Option<u64>,
 }
 
+/// For how long to pause.
+#[derive(Args, Debug)]
+pub struct Pause {
+    /// Where it is found.
+    #[command(flatten)]
+    pub place: Place,
+    /// Go on by itself after so many, counted from the request on: 1 to 60
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=LONGEST_PAUSE))]
+    pub seconds: u64,
+}
+
 /// Metadata on a disk.
 #[derive(Args, Debug)]
 pub struct Metadata {
@@ -98,6 +123,23 @@ pub struct Repair {
     /// What is lost for good, as "check" names it; once for each
     #[arg(long, value_name = "PART", required = true)]
     pub accept_loss: Vec<core::Part>,
+}
+
+/// Metadata that are copied.
+#[derive(Args, Debug)]
+pub struct Copying {
+    /// Where they are.
+    #[command(flatten)]
+    pub disk: Metadata,
+    /// Id of their move, a UUID; metadata of another move are refused
+    #[arg(long = "move", value_name = "UUID", value_parser = move_id)]
+    pub move_id: MoveId,
+    /// The metadata device to copy them to, whatever is there
+    #[arg(long, value_name = "DEVICE")]
+    pub to: PathBuf,
+    /// Id of the move that they are copied for, a UUID
+    #[arg(long, value_name = "UUID", value_parser = move_id)]
+    pub new_move: MoveId,
 }
 
 /// A manual page.

@@ -188,6 +188,9 @@ pub(crate) struct Engine {
     // Data can't give space back and promise zeros; nor can it make zeros.
     unmaps: bool,
     makes_zeros: bool,
+    // Until when nothing is begun, and the guest's requests that wait for it.
+    paused: Option<Time>,
+    held: Vec<Arrival>,
 }
 
 /// The memory for the core's buffers, in bytes.
@@ -240,6 +243,8 @@ impl Engine {
             discarder: None,
             unmaps: true,
             makes_zeros: true,
+            paused: None,
+            held: Vec::with_capacity(config.requests),
         })
     }
 
@@ -259,8 +264,41 @@ impl Engine {
         Ok(())
     }
 
+    /// Begins nothing more until `until`, or until [`Engine::resume`]: takes
+    /// nothing into the core and nothing out of it. What is in flight goes on to
+    /// its end, so that the data and the metadata are then as they would be had
+    /// the process been killed now.
+    pub(crate) fn pause(&mut self, until: Time) {
+        self.paused = Some(until);
+    }
+
+    /// Goes on with the next turn; whether there was a pause.
+    pub(crate) fn resume(&mut self) -> bool {
+        self.paused.take().is_some()
+    }
+
+    /// Whether a pause has come to its time. It is over then.
+    pub(crate) fn expires(&mut self, now: Time) -> bool {
+        self.paused.take_if(|until| *until <= now).is_some()
+    }
+
+    /// Whether there is a pause.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused.is_some()
+    }
+
+    /// Whether nothing is in flight on the data and the metadata. The source is
+    /// only read, and may not answer for long.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let mut operations = self.operations.iter().flatten();
+        operations.all(|operation| operation.device == Device::Source)
+    }
+
     /// A request of the guest's.
     pub(crate) fn submit(&mut self, now: Time, arrival: Arrival) {
+        if self.is_paused() {
+            return self.held.push(arrival);
+        }
         let index = arrival.request.tag.0 as usize;
         if index >= self.buffers.guests.len() {
             self.buffers.guests.resize(index + 1, None);
@@ -271,11 +309,11 @@ impl Engine {
 
     /// When [`Engine::turn`] is to be called, if nothing happens before.
     pub(crate) fn wake_at(&self) -> Option<Time> {
-        self.volume.wake_at()
+        self.paused.or_else(|| self.volume.wake_at())
     }
 
     /// Ends a batch: begins what the core wants done, answers what is
-    /// complete, and tells what is to be known.
+    /// complete, and tells what is to be known. None of that during a pause.
     pub(crate) fn turn(
         &mut self,
         ring: &mut Ring,
@@ -283,6 +321,14 @@ impl Engine {
         mut complete: impl FnMut(&mut Ring, Tag, Outcome),
         notices: &mut Vec<Notice>,
     ) {
+        if self.is_paused() {
+            return;
+        }
+        let mut held = std::mem::take(&mut self.held);
+        for arrival in held.drain(..) {
+            self.submit(now, arrival);
+        }
+        self.held = held;
         let mut actions = std::mem::take(&mut self.actions);
         self.volume
             .actions(now, &mut self.buffers, |action| actions.push(action));
@@ -852,6 +898,77 @@ mod tests {
         bench.turn();
         assert_eq!(bench.answers.pop(), Some((Tag(0), Err(Failure::Io))));
         assert!(bench.engine.volume().progress().broken);
+    }
+
+    #[test]
+    fn during_a_pause_nothing_is_begun_and_after_it_all_goes_on() {
+        let mut bench = Bench::new(false);
+        bench.engine.volume().start();
+        while !bench.notices.contains(&Notice::Started) {
+            bench.turn();
+            bench.wait();
+        }
+        bench.submit(Operation::Write { fua: true }, BLOCK as u64);
+        assert!(!bench.engine.is_at_rest());
+        bench.engine.pause(Time(2));
+        // Also what is read from the source, so that there is something to write.
+        while bench.engine.operations.iter().flatten().next().is_some() {
+            bench.wait();
+        }
+        let remote = bench.engine.volume().progress().remote;
+        assert!(remote > 0, "there is something to copy");
+        for tag in 1..4 {
+            let request = Request {
+                tag: Tag(tag),
+                operation: [Operation::Flush, Operation::Read, Operation::Discard]
+                    [tag as usize - 1],
+                offset: if tag == 1 { 0 } else { 8192 },
+                length: if tag == 1 { 0 } else { BLOCK as u64 },
+            };
+            let span = (tag == 2).then_some(bench.buffer);
+            let arrival = Arrival { request, span };
+            bench.engine.submit(Time(1), arrival);
+            bench.turn();
+        }
+        assert_eq!(bench.engine.operations.iter().flatten().count(), 0);
+        assert_eq!(bench.answers, []);
+        assert!(bench.engine.resume());
+        bench.turn();
+        while bench.answers.len() < 4 || !bench.notices.contains(&Notice::Done) {
+            bench.wait();
+        }
+        assert!(bench.answers.iter().all(|(_, outcome)| outcome.is_ok()));
+    }
+
+    #[test]
+    fn what_the_source_has_not_answered_does_not_hold_up_a_pause() {
+        let mut bench = Bench::new(false);
+        bench.submit(Operation::Read, BLOCK as u64);
+        let operations = bench.engine.operations.iter().flatten();
+        let asked: Vec<_> = operations.map(|operation| operation.device).collect();
+        assert_eq!(asked, [Device::Source]);
+        bench.engine.pause(Time(2));
+        assert!(bench.engine.is_at_rest());
+        bench.wait();
+        assert_eq!(bench.answers, []);
+        bench.engine.resume();
+        bench.turn();
+        assert_eq!(bench.answer(), Ok(()));
+    }
+
+    #[test]
+    fn a_pause_ends_by_itself_and_who_resumes_is_told() {
+        let mut bench = Bench::new(false);
+        assert!(!bench.engine.resume());
+        bench.engine.pause(Time(5));
+        assert_eq!(bench.engine.wake_at(), Some(Time(5)));
+        assert!(!bench.engine.expires(Time(4)));
+        assert!(bench.engine.is_paused());
+        assert!(bench.engine.expires(Time(5)));
+        assert!(!bench.engine.is_paused());
+        assert!(!bench.engine.resume());
+        bench.submit(Operation::Read, BLOCK as u64);
+        assert_eq!(bench.answer(), Ok(()));
     }
 
     #[test]

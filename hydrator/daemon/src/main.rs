@@ -55,6 +55,13 @@ fn carry_out(command: Command) -> anyhow::Result<ExitCode> {
             },
         )?,
         Command::Retry(place) => client::ask(&place.runtime, &Request::Retry)?,
+        Command::Pause(pause) => client::ask(
+            &pause.place.runtime,
+            &Request::Pause {
+                seconds: pause.seconds,
+            },
+        )?,
+        Command::Resume(place) => client::ask(&place.runtime, &Request::Resume)?,
         Command::Finish(place) => leftover::finish(&place.runtime)?,
         Command::Abort(place) => leftover::abort(&place.runtime)?,
         Command::Dump(disk) => offline::dump(&disk.metadata, &mut std::io::stdout().lock())?,
@@ -69,6 +76,9 @@ fn carry_out(command: Command) -> anyhow::Result<ExitCode> {
             if !offline::repair(&repair.disk.metadata, &repair.accept_loss, output)? {
                 return Ok(ExitCode::from(2));
             }
+        }
+        Command::Copy(copy) => {
+            offline::copy(&copy.disk.metadata, copy.move_id, &copy.to, copy.new_move)?;
         }
         Command::Man(page) => print_page(page.command.as_deref())?,
     }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the metadata of a move that nobody serves, and mends them where an
-//! operator accepts what is lost.
+//! Reads the metadata of a move that nobody serves, mends them where an operator
+//! accepts what is lost, and copies them for another move.
 
 use std::io::Write;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use localstor_hydrator_core::format::copy::MetadataCopy;
 use localstor_hydrator_core::format::superblock::{
     self, Damage, JOURNAL_FIRST, Superblock, Unusable, VERSION_1,
 };
@@ -22,6 +24,11 @@ const PIECE: u64 = 1 << 20;
 
 /// How long to wait for the lock of a process that has just ended.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What a copy has in place of its superblocks until all the rest is there. It
+/// is no superblock, so it does not open; and it is not blank, or else it would
+/// be formatted as a new move where that is asked for.
+const UNFINISHED: &[u8] = b"An unfinished copy of metadata by localstor-hydrator\n";
 
 /// What is found on a metadata device.
 struct Found {
@@ -41,6 +48,8 @@ struct Reader {
     ring: Ring,
     disk: Disk,
     span: Span,
+    // What of the span is being written, in bytes, and where to.
+    writing: Option<(usize, u64)>,
 }
 
 impl Reader {
@@ -49,7 +58,12 @@ impl Reader {
         let disk = Disk::open(path, access, &mut ring)?;
         let mut memory = Memory::new(PIECE as usize)?;
         let span = memory.take(PIECE as usize).context("no memory")?;
-        Ok(Reader { ring, disk, span })
+        Ok(Reader {
+            ring,
+            disk,
+            span,
+            writing: None,
+        })
     }
 
     /// Waits for the one operation in flight; whether all of it was done.
@@ -64,6 +78,8 @@ impl Reader {
 
     /// Reads into the span, from its beginning on; whether that is possible.
     fn fill(&mut self, offset: u64, from: usize, length: usize) -> anyhow::Result<bool> {
+        // Out of the same memory.
+        self.end_write()?;
         let span = self.span.part(from, length).context("too much at once")?;
         // SAFETY: looked at only after the completion, which is waited for.
         unsafe {
@@ -97,20 +113,46 @@ impl Reader {
 
     /// Writes the first 4 KiB of the span, durably.
     fn write(&mut self, block: u64) -> anyhow::Result<()> {
-        let length = BLOCK_SIZE as usize;
+        self.begin_write(block, 1, true)?;
+        self.end_write()
+    }
+
+    /// Begins to write the first `count` blocks of the span. It must be left
+    /// alone until [`Reader::end_write`].
+    fn begin_write(&mut self, block: u64, count: u64, fua: bool) -> anyhow::Result<()> {
+        let length = (count * BLOCK_SIZE) as usize;
+        let offset = block * BLOCK_SIZE;
         let span = self.span.part(0, length).context("too much at once")?;
         let token = Token::new(Owner::Nobody, 0);
         // SAFETY: nobody touches it before the completion, which is waited for.
         unsafe {
-            self.disk
-                .write(&mut self.ring, span, block * BLOCK_SIZE, true, token);
+            self.disk.write(&mut self.ring, span, offset, fua, token);
         }
+        self.writing = Some((length, offset));
+        let at_once = Some(Duration::ZERO);
+        self.ring.wait(at_once).context("the ring has failed")
+    }
+
+    /// Waits for the write that was begun, if there is one.
+    fn end_write(&mut self) -> anyhow::Result<()> {
+        let Some((length, offset)) = self.writing.take() else {
+            return Ok(());
+        };
         if !self.ended(length)? {
             bail!(
-                "cannot write {length} bytes at {} of {}",
-                block * BLOCK_SIZE,
+                "cannot write {length} bytes at {offset} of {}",
                 self.disk.path().display()
             );
+        }
+        Ok(())
+    }
+
+    /// Makes durable what was written.
+    fn flush(&mut self) -> anyhow::Result<()> {
+        let token = Token::new(Owner::Nobody, 0);
+        self.disk.flush(&mut self.ring, token);
+        if !self.ended(0)? {
+            bail!("cannot flush {}", self.disk.path().display());
         }
         Ok(())
     }
@@ -134,6 +176,16 @@ impl Reader {
 
     /// All that is on the device.
     fn read(&mut self) -> anyhow::Result<Found> {
+        let mut found = self.read_superblocks()?;
+        if let Some(current) = found.current {
+            self.read_window(&current, &mut found)?;
+            self.read_journal(&current, &mut found)?;
+            self.read_bitmap(&current, &mut found)?;
+        }
+        Ok(found)
+    }
+
+    fn read_superblocks(&mut self) -> anyhow::Result<Found> {
         let path = self.disk.path().to_owned();
         if self.disk.size() < JOURNAL_FIRST * BLOCK_SIZE {
             bail!("{} is too small for any metadata", path.display());
@@ -154,7 +206,7 @@ impl Reader {
             }
             Err(Unusable::Neither(_)) => None,
         };
-        let mut found = Found {
+        let found = Found {
             superblocks,
             current,
             window: journal::Window::default(),
@@ -162,23 +214,20 @@ impl Reader {
             lost,
             journal: Vec::new(),
         };
-        let Some(current) = current else {
-            return Ok(found);
-        };
-        if self.disk.size() < current.metadata_size() {
-            bail!(
-                "{} has {} bytes, its superblock says {}",
-                path.display(),
-                self.disk.size(),
-                current.metadata_size()
-            );
+        if let Some(needed) = current.map(|current| current.metadata_size()) {
+            if self.disk.size() < needed {
+                bail!(
+                    "{} has {} bytes, its superblock says {needed}",
+                    path.display(),
+                    self.disk.size(),
+                );
+            }
         }
-        self.read_journal(&current, &mut found)?;
-        self.read_bitmap(&current, &mut found)?;
         Ok(found)
     }
 
-    fn read_journal(&mut self, current: &Superblock, found: &mut Found) -> anyhow::Result<()> {
+    /// What the journal says of itself, and whether the superblock is lost.
+    fn read_window(&mut self, current: &Superblock, found: &mut Found) -> anyhow::Result<()> {
         let blocks = current.journal_blocks;
         let window = &mut found.window;
         window.epoch = current.epoch;
@@ -190,7 +239,11 @@ impl Reader {
         if window.epoch > current.epoch && !found.lost.contains(&Part::Superblock) {
             found.lost.push(Part::Superblock);
         }
-        let id = current.move_id;
+        Ok(())
+    }
+
+    fn read_journal(&mut self, current: &Superblock, found: &mut Found) -> anyhow::Result<()> {
+        let (id, blocks) = (current.move_id, current.journal_blocks);
         self.each(JOURNAL_FIRST, blocks, |place, block| {
             let lost = || {
                 let headers = journal::headers(&id, place, blocks, block);
@@ -531,6 +584,98 @@ fn mend(
         }
     }
     Ok(())
+}
+
+/// Copies metadata that don't change meanwhile for another move: who opens the
+/// copy, over a copy of the destination of the same moment, recovers what who
+/// opens the original would.
+///
+/// The original is not locked: a helper may have it open, as long as it is
+/// paused. An interruption leaves a copy that does not open, and that can be
+/// copied over.
+///
+/// # Errors
+/// That the original can't be read, is of another move or of version 1, or has
+/// lost something; that the copy is too small, in use, or can't be written.
+pub fn copy(from: &Path, old: MoveId, to: &Path, new: MoveId) -> anyhow::Result<()> {
+    if old == new {
+        bail!("a copy is for another move: the ids must differ");
+    }
+    if is_same(from, to)? {
+        bail!("{} is {} itself", to.display(), from.display());
+    }
+    let mut original = Reader::open(from, Access::ReadOnly)?;
+    let mut found = original.read_superblocks()?;
+    let Some(current) = found.current else {
+        bail!("{} has no metadata that can be used", from.display());
+    };
+    if current.move_id != old.0 {
+        let found = MoveId(current.move_id);
+        bail!("{} is of the move {found}, not of {old}", from.display());
+    }
+    if current.version == VERSION_1 {
+        bail!(
+            "{} has metadata of version 1, which are not copied: an opening makes version 2 of \
+             them",
+            from.display()
+        );
+    }
+    original.read_window(&current, &mut found)?;
+    if let Some(part) = found.lost.first() {
+        return Err(is_lost(from, *part));
+    }
+    let mut made = Reader::open(to, Access::Exclusive(PATIENCE))?;
+    let (size, needed) = (made.disk.size(), current.metadata_size());
+    if size < needed {
+        bail!("{} has {size} bytes, the copy needs {needed}", to.display());
+    }
+    let copy = MetadataCopy::new(&current, found.window, new.0);
+    for number in 0..JOURNAL_FIRST {
+        let (block, _) = made.blocks(number, 1)?;
+        block.fill(0);
+        block[..UNFINISHED.len()].copy_from_slice(UNFINISHED);
+        made.write(number)?;
+    }
+    let (step, end) = (PIECE / BLOCK_SIZE, needed / BLOCK_SIZE);
+    for first in (JOURNAL_FIRST..end).step_by(step as usize) {
+        let count = step.min(end - first);
+        let (blocks, _) = original.blocks(first, count)?;
+        for (number, block) in (first..).zip(blocks.chunks_exact_mut(BLOCK_SIZE as usize)) {
+            copy.turn(number, block)
+                .map_err(|part| is_lost(from, part))?;
+        }
+        // The next piece is read while this one is written.
+        made.end_write()?;
+        std::mem::swap(&mut original.span, &mut made.span);
+        made.begin_write(first, count, false)?;
+    }
+    made.end_write()?;
+    made.flush()?;
+    for number in 0..JOURNAL_FIRST {
+        copy.superblock().encode(made.blocks(number, 1)?.0);
+        made.write(number)?;
+    }
+    Ok(())
+}
+
+fn is_lost(path: &Path, part: Part) -> anyhow::Error {
+    anyhow::anyhow!(
+        "{part} of {} is lost, and perhaps more: a volume like that does not open, nor would \
+         one with a copy",
+        path.display()
+    )
+}
+
+/// Whether two paths lead to one disk.
+fn is_same(one: &Path, other: &Path) -> anyhow::Result<bool> {
+    let identity = |path: &Path| -> anyhow::Result<_> {
+        let found = std::fs::metadata(path).with_context(|| path.display().to_string())?;
+        // A device may have several nodes.
+        let is_device = found.file_type().is_block_device();
+        let number = is_device.then(|| found.rdev());
+        Ok((number, number.is_none().then(|| (found.dev(), found.ino()))))
+    };
+    Ok(identity(one)? == identity(other)?)
 }
 
 #[cfg(test)]

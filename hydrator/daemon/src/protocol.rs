@@ -35,6 +35,22 @@ pub enum Request {
     },
     /// Ask the source again at once, also for what it could not read.
     Retry,
+    /// Begin nothing more on the destination and on the metadata, and answer the
+    /// guest nothing, so that both can be copied as they are at one moment.
+    /// Answered when nothing is in flight on them any more; reads of the source
+    /// may be.
+    ///
+    /// It ends by itself so many seconds after it was asked for, whatever has
+    /// become of who asked, and with an end of the move or of the process. If it
+    /// does before it is answered, the answer is an error. There is one pause at
+    /// a time, and it is nobody's: who resumes must be who has paused.
+    Pause {
+        /// 1 to [`LONGEST_PAUSE`](crate::arguments::LONGEST_PAUSE), from the request on.
+        seconds: u64,
+    },
+    /// Go on after a pause. An error if it has ended by itself, or was not
+    /// answered yet: what was copied meanwhile counts for nothing.
+    Resume,
     /// End a move that is complete. Answered when the device is gone.
     Finish,
     /// End a move as it is. Answered when the device is gone.
@@ -208,6 +224,8 @@ mod tests {
                 minimum: None,
             },
             Request::Retry,
+            Request::Pause { seconds: 5 },
+            Request::Resume,
             Request::Finish,
             Request::Abort,
         ] {
@@ -230,6 +248,8 @@ mod tests {
             (br#"{"command": "dance"}"#, "dance"),
             (br#"{"command": "throttle", "limit": -1}"#, "-1"),
             (br#"{"command": "throttle", "speed": 1}"#, "speed"),
+            (br#"{"command": "pause"}"#, "seconds"),
+            (br#"{"command": "pause", "seconds": -1}"#, "-1"),
             (b"\xff\xfe", "this is no request"),
         ] {
             let error = parse(line).unwrap_err();

@@ -22,7 +22,7 @@ use localstor_hydrator_frontends::vhost::VhostUserBlk;
 use localstor_hydrator_frontends::{Arrival, Frontend, Geometry, Outcome, Stage};
 use tracing::{error, info, warn};
 
-use crate::arguments::{FrontendKind, Settings};
+use crate::arguments::{FrontendKind, LONGEST_PAUSE, Settings};
 use crate::confinement;
 use crate::control::{Client, Control};
 use crate::devices;
@@ -41,6 +41,9 @@ const UBLK_LONGEST: u32 = 256 << 10;
 
 /// What is read to see whether there are metadata, in bytes.
 const SUPERBLOCKS: usize = 8192;
+
+/// In nanoseconds.
+const SECOND: u64 = 1_000_000_000;
 
 /// How long to sleep at most, so that signals and time are noticed.
 const TICK: Duration = Duration::from_millis(500);
@@ -88,6 +91,8 @@ struct Server {
     // Clients that wait for the start, or for the end, to be recorded.
     starting: Vec<Client>,
     ending: Vec<Client>,
+    // The client that waits for what is in flight to end before its pause.
+    pausing: Option<Client>,
     open: bool,
     begun: bool,
     end: Option<End>,
@@ -111,6 +116,7 @@ pub fn run(settings: &Settings) -> anyhow::Result<End> {
         if leaving.swap(false, Ordering::Relaxed) && server.end.is_none() {
             info!("leaving; the device waits for a successor");
             server.end = Some(End::Departure);
+            server.end_pause("the hydrator is ending")?;
         }
         if let Some(end) = server.reached() {
             server.conclude(end)?;
@@ -159,6 +165,7 @@ impl Server {
             notices: Vec::new(),
             starting: Vec::new(),
             ending: Vec::new(),
+            pausing: None,
             open: false,
             begun: false,
             end: None,
@@ -194,6 +201,11 @@ impl Server {
         let elapsed = self.started.elapsed().as_nanos();
         let now = Time(u64::try_from(elapsed).unwrap_or(u64::MAX));
         self.now = now;
+        // Before anybody is told that it has lasted until now.
+        if self.engine.expires(now) {
+            warn!("the pause ends by itself");
+            self.refuse_pause("what is in flight has not ended in that time")?;
+        }
         while let Some(event) = self.ring.next_event() {
             match event.token.owner() {
                 Owner::Engine => self.engine.on_event(&mut self.ring, now, event),
@@ -213,6 +225,10 @@ impl Server {
                 }
                 Owner::Nobody => {}
             }
+        }
+        if let Some(client) = self.pausing.take_if(|_| self.engine.is_at_rest()) {
+            info!("paused");
+            self.answer(client, &Answer::ok())?;
         }
         // What is answered may make room for what has waited for it.
         loop {
@@ -476,6 +492,30 @@ impl Server {
                 self.engine.volume().retry_source();
                 Ok(Some(Answer::ok()))
             }
+            Request::Pause { seconds } if !(1..=LONGEST_PAUSE).contains(seconds) => {
+                Ok(Some(Answer::error(format!(
+                    "a pause is of 1 to {LONGEST_PAUSE} seconds, not of {seconds}"
+                ))))
+            }
+            Request::Pause { .. } if self.engine.is_paused() => {
+                Ok(Some(Answer::error("there is a pause already")))
+            }
+            Request::Pause { seconds } => {
+                self.engine.pause(self.now.after(seconds * SECOND));
+                self.pausing = Some(client);
+                Ok(None)
+            }
+            Request::Resume => {
+                let lasted = self.pausing.is_none();
+                if self.end_pause("it was ended before it was answered")? && lasted {
+                    info!("the pause has ended");
+                    return Ok(Some(Answer::ok()));
+                }
+                Ok(Some(Answer::error(
+                    "there is no pause, or not yet, or it has ended by itself: what was copied \
+                     meanwhile counts for nothing",
+                )))
+            }
             Request::Finish if !self.engine.volume().progress().done => {
                 let left = self.engine.volume().progress().remote;
                 Ok(Some(Answer::error(format!(
@@ -504,7 +544,25 @@ impl Server {
         self.engine.volume().give_up_source();
         self.end = Some(End::Removal);
         self.ending.push(client);
+        self.end_pause("the hydrator is ending")?;
         Ok(None)
+    }
+
+    /// Goes on after a pause, and tells who waits for it still why there is
+    /// none; whether there was one.
+    fn end_pause(&mut self, reason: &str) -> anyhow::Result<bool> {
+        let paused = self.engine.resume();
+        // There may be something to do, whatever happens.
+        self.begun &= !paused;
+        self.refuse_pause(reason)?;
+        Ok(paused)
+    }
+
+    fn refuse_pause(&mut self, reason: &str) -> anyhow::Result<()> {
+        match self.pausing.take() {
+            Some(client) => self.answer(client, &Answer::error(format!("no pause: {reason}"))),
+            None => Ok(()),
+        }
     }
 
     fn answer(&mut self, client: Client, answer: &Answer) -> anyhow::Result<()> {

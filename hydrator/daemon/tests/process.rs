@@ -18,6 +18,7 @@ use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_localstor-hydrator");
 const MOVE: &str = "a6f07385-e34d-48a1-930e-7179e7b63cdb";
+const OTHER: &str = "b6f07385-e34d-48a1-930e-7179e7b63cdb";
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 64 * MIB;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,6 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The disks of a move, and its helper.
 struct Move {
     folder: PathBuf,
+    id: &'static str,
     frontend: &'static str,
     verify: &'static str,
     zeroed: bool,
@@ -49,6 +51,7 @@ impl Move {
         std::fs::write(folder.join("metadata"), vec![0; 8 * MIB as usize]).unwrap();
         Move {
             folder,
+            id: MOVE,
             frontend: "socket",
             verify: "off",
             zeroed: false,
@@ -71,7 +74,8 @@ impl Move {
 
     fn command_of(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
-        command.args(["run", "--move", MOVE, "--new", "--frontend", self.frontend]);
+        command.args(["run", "--move", self.id, "--new"]);
+        command.args(["--frontend", self.frontend]);
         command.args(["--verify", self.verify]);
         command.args(self.zeroed.then_some("--zeroed"));
         for name in ["data", "metadata", "source", "runtime"] {
@@ -164,6 +168,24 @@ impl Move {
         let mut command = Command::new(PROGRAM);
         command.arg(arguments[0]).arg(self.path("runtime"));
         command.args(&arguments[1..]).output().unwrap()
+    }
+
+    /// Copies its metadata to the file "copy".
+    fn copy_metadata(&self, id: &str, new: &str) -> Output {
+        let mut command = Command::new(PROGRAM);
+        command.arg("copy").arg(self.path("metadata"));
+        command.args(["--move", id, "--new-move", new]);
+        command.arg("--to").arg(self.path("copy")).output().unwrap()
+    }
+
+    /// Another move, of the same source, over what "data" and "copy" are now.
+    fn copied(&self, name: &str) -> Move {
+        let mut copied = Move::new(name);
+        copied.id = OTHER;
+        for (from, to) in [("source", "source"), ("data", "data"), ("copy", "metadata")] {
+            std::fs::copy(self.path(from), copied.path(to)).unwrap();
+        }
+        copied
     }
 
     fn must(&self, arguments: &[&str]) {
@@ -623,6 +645,152 @@ fn a_second_helper_and_the_offline_tools_keep_away() {
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn what_was_copied_in_a_pause_is_served_as_the_volume_was_then() {
+    let mut volume = Move::new("paused");
+    volume.frontend = "vhost-user-blk";
+    volume.start();
+    volume.must(&["throttle", "--limit", "8M", "--minimum", "8M"]);
+    volume.must(&["start"]);
+    let mut guest = guest::Guest::new();
+    guest.connect(&volume.path("runtime/vhost"));
+    let mut expected = volume.content("source");
+    for round in 0..6u8 {
+        let mut copied = {
+            // Some are local for good, of some there are intents only.
+            for request in 0..8 {
+                let sector = u64::from(round) * 16_001 + request * 900;
+                let data = vec![0x10 + round; 7 * 1024];
+                let asked = guest.submit_write(sector, &data);
+                assert_eq!(guest.wait(), (asked, guest::OK));
+                expected[sector as usize * 512..][..data.len()].copy_from_slice(&data);
+            }
+            volume.must(&["pause", "--seconds", "60"]);
+            let late = guest.submit_write(8 + u64::from(round), &[0xff; 512]);
+            let disks = ["data", "metadata"].map(|name| volume.content(name));
+            std::fs::write(volume.path("copy"), vec![0x5c; 8 * MIB as usize]).unwrap();
+            let output = volume.copy_metadata(MOVE, OTHER);
+            assert!(output.status.success(), "{output:?}");
+            let copied = volume.copied("paused-copy");
+            std::thread::sleep(Duration::from_millis(200));
+            assert_eq!(guest.answer(), None);
+            assert!(disks == ["data", "metadata"].map(|name| volume.content(name)));
+            let complaint = complaint(&volume.ask(&["pause", "--seconds", "1"]));
+            assert!(complaint.contains("already"), "{complaint}");
+            volume.must(&["resume"]);
+            assert_eq!(guest.wait(), (late, guest::OK));
+            copied
+        };
+        copied.start();
+        assert!(copied.seen() == expected, "round {round}");
+        copied.qemu(&["write -P 0x77 1M 64k", "flush"]);
+        copied.kill();
+        copied.start();
+        copied.must(&["start"]);
+        copied.wait("all is local", |status| status["state"] == "done");
+        copied.must(&["finish"]);
+        assert!(copied.ended());
+        let mut found = copied.content("data");
+        found[MIB as usize..][..65536].copy_from_slice(&expected[MIB as usize..][..65536]);
+        assert!(found == expected, "round {round}, at its end");
+        expected[(8 + usize::from(round)) * 512..][..512].fill(0xff);
+    }
+    assert!(guest.seen(SIZE) == expected);
+}
+
+#[test]
+fn a_pause_ends_by_itself_and_with_the_move() {
+    let mut volume = Move::new("pause-ends");
+    volume.start();
+    let mut stream = UnixStream::connect(volume.path("runtime/control")).unwrap();
+    let mut ask = |line: &str| {
+        stream.write_all(format!("{line}\n").as_bytes()).unwrap();
+        told(&mut stream)
+    };
+    let resume = r#"{"command": "resume"}"#;
+    for seconds in [0, 61, u64::MAX] {
+        let refused = ask(&format!(r#"{{"command": "pause", "seconds": {seconds}}}"#));
+        assert!(refused.contains("1 to 60"), "{refused}");
+    }
+    assert!(ask(resume).contains("counts for nothing"));
+    let begun = Instant::now();
+    let ok = "{\"ok\":true}\n";
+    assert_eq!(ask(r#"{"command": "pause", "seconds": 1}"#), ok);
+    volume.qemu(&["read 0 4k"]);
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    assert!(ask(resume).contains("ended by itself"));
+    assert_eq!(ask(r#"{"command": "pause", "seconds": 60}"#), ok);
+    assert!(ask(r#"{"command": "status"}"#).contains("starting"));
+    assert_eq!(ask(resume), ok);
+    assert_eq!(ask(r#"{"command": "pause", "seconds": 60}"#), ok);
+    volume.must(&["abort"]);
+    assert!(volume.ended());
+    volume.start();
+    volume.must(&["pause", "--seconds", "60"]);
+    send(volume.pid(), Signal::TERM);
+    assert!(!volume.ended());
+    volume.start();
+    let complaint = complaint(&volume.ask(&["resume"]));
+    assert!(complaint.contains("counts for nothing"), "{complaint}");
+}
+
+#[test]
+fn metadata_are_copied_whole_or_not_at_all() {
+    let mut volume = Move::new("copy");
+    volume.start();
+    volume.qemu(&["write -P 0x5c 0 1M", "write -P 0x5d 40M 4k"]);
+    volume.kill();
+    let refused = |id: &str, new: &str| {
+        let output = volume.copy_metadata(id, new);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        complaint(&output)
+    };
+    let write = |name: &str, offset: u64, bytes: &[u8]| {
+        let mut options = std::fs::File::options();
+        let file = options.write(true).open(volume.path(name)).unwrap();
+        file.write_all_at(bytes, offset).unwrap();
+    };
+    assert!(refused(MOVE, OTHER).contains("copy"), "it is not there");
+    std::os::unix::fs::symlink(volume.path("metadata"), volume.path("copy")).unwrap();
+    assert!(refused(MOVE, OTHER).contains("itself"));
+    std::fs::remove_file(volume.path("copy")).unwrap();
+    std::fs::write(volume.path("copy"), vec![0x5c; MIB as usize]).unwrap();
+    assert!(refused(MOVE, OTHER).contains("the copy needs"));
+    let blank = vec![0x5c; 8 * MIB as usize];
+    std::fs::write(volume.path("copy"), &blank).unwrap();
+    assert!(refused(OTHER, MOVE).contains(MOVE));
+    assert!(refused(MOVE, MOVE).contains("must differ"));
+    assert!(volume.content("copy") == blank);
+    // A whole copy, and one over it that comes to a damaged sector.
+    assert!(volume.copy_metadata(MOVE, OTHER).status.success());
+    let whole = volume.content("copy");
+    let bitmap = (2 + 256) * 4096 + 2 * 512;
+    let sector = &volume.content("metadata")[bitmap..][..512];
+    write("metadata", bitmap as u64, &[0x5c; 512]);
+    let complaint = refused(MOVE, OTHER);
+    assert!(complaint.contains("bitmap:2"), "{complaint}");
+    let complaint = volume.copied("copy-unfinished").refused();
+    assert!(complaint.contains("not a superblock"), "{complaint}");
+    write("metadata", bitmap as u64, sector);
+    // It may be begun again; and one superblock is enough.
+    write("metadata", 0, &[0; 4096]);
+    assert!(volume.copy_metadata(MOVE, OTHER).status.success());
+    assert!(volume.content("copy") == whole);
+    let mut copied = volume.copied("copy-whole");
+    copied.start();
+    let mut expected = volume.content("source");
+    expected[..MIB as usize].fill(0x5c);
+    expected[40 << 20..(40 << 20) + 4096].fill(0x5d);
+    assert!(copied.seen() == expected);
+    // Metadata that are in use are not written over.
+    let mut command = Command::new(PROGRAM);
+    command.arg("copy").arg(volume.path("metadata"));
+    command.args(["--move", MOVE, "--new-move", OTHER]);
+    command.arg("--to").arg(copied.path("metadata"));
+    let output = command.output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("in use"));
 }
 
 #[test]
