@@ -40,6 +40,7 @@ fn copy() -> MetadataCopy {
     let copy = MetadataCopy::new(&original, window, NEW);
     let renamed = Superblock {
         move_id: NEW,
+        started: false,
         ..original
     };
     assert_eq!(copy.superblock(), &renamed);

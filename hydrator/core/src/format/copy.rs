@@ -27,6 +27,8 @@ impl MetadataCopy {
         Self {
             superblock: Superblock {
                 move_id,
+                // Who opens the copy says when the source may be copied.
+                started: original.complete,
                 ..*original
             },
             original: original.move_id,
