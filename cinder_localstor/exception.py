@@ -119,11 +119,31 @@ class OriginIsRead(LocalStorException):
                 "such limit.")
 
 
+class OriginArrives(OriginIsRead):
+    message = _("Volume copy '%(name)s' can't grow before it has arrived, "
+                "because thick snapshots lie on it. Extend it when "
+                "'cinder-localstor status' shows no move of it any more. "
+                "Thin volumes (lvm_type = thin) have no such limit.")
+
+
 class StillArrives(LocalStorException):
     message = _("Copy '%(name)s' of volume %(volume_id)s has not got all of "
                 "its content yet, so a snapshot of it would be wrong. Watch "
                 "it with 'cinder-localstor status', and take the snapshot "
                 "when it has arrived.")
+
+
+class SourceBusy(LocalStorException):
+    message = _("Volume copy '%(name)s' waits for %(count)d regions of the "
+                "node that it arrives from, so no snapshot of it is taken. "
+                "Take it when that node answers, or when the volume has "
+                "arrived. 'cinder-localstor status' shows both.")
+
+
+class SnapshotArrives(LocalStorException):
+    message = _("Snapshot %(snapshot_id)s was taken while its volume arrived, "
+                "and has not got all of its content yet. Unmanage it when "
+                "'cinder-localstor status' shows no move of it any more.")
 
 
 class SnapshotAway(exception.SnapshotIsBusy):

@@ -528,7 +528,10 @@ def get(ctxt: context.RequestContext, move_id: str) -> Move | None:
 
 
 def for_volume(ctxt: context.RequestContext, volume_id: str) -> list[Move]:
-    """The running moves of a user's volume, in the order of its travels."""
+    """The running moves of a user's volume, in the order of its travels.
+
+    Snapshots of it that arrive are none, see :func:`arriving_snapshots`.
+    """
     stem, row = _stem(volume_id), models.VolumeAdminMetadata
     with db.main_context_manager.reader.using(ctxt.elevated()) as session:
         # Of a volume that was deleted, too
@@ -540,7 +543,19 @@ def for_volume(ctxt: context.RequestContext, volume_id: str) -> list[Move]:
         stem + FIRST_ID[STEM:], stem + LAST_ID[STEM:]))
     if linked:
         moves += _moves(ctxt, own, models.Volume.id.in_(linked))
-    return sorted(moves, key=lambda move: move.transfer.generation)
+    return sorted((move for move in moves if not move.transfer.is_snapshot),
+                  key=lambda move: move.transfer.generation)
+
+
+def arriving_snapshots(ctxt: context.RequestContext, host: str
+                       ) -> list[Move]:
+    """What brings a backend the rest of snapshots that were taken while their
+    volumes arrived there.
+
+    :param host: ``host@backend``
+    """
+    return [move for move in for_host(ctxt, host)
+            if move.transfer.is_snapshot]
 
 
 def for_host(ctxt: context.RequestContext, host: str) -> list[Move]:
@@ -572,7 +587,8 @@ def change_state(ctxt: context.RequestContext, move: Move, state: str,
     """Take a move to another state.
 
     :param swap: whether the identities change places
-    :param begins: whether the volume's row gets the name of what arrives
+    :param begins: whether the volume's row gets the name of what arrives,
+        if that is a volume
     :raises MoveChanged: it is not in the state any more that `move` says
     """
     now = timeutils.utcnow()
@@ -583,7 +599,7 @@ def change_state(ctxt: context.RequestContext, move: Move, state: str,
         _put(session, move.move_id, PROBLEM, '')
         if swap:
             _swap(session, move)
-        if begins:
+        if begins and not move.transfer.is_snapshot:
             named = session.query(models.Volume).filter_by(
                 id=move.volume_id, deleted=False).update(
                 {'_name_id': move.move_id}, synchronize_session=False)

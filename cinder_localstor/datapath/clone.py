@@ -4,6 +4,11 @@
 Table and status: Linux, Documentation/admin-guide/device-mapper/dm-clone.rst.
 """
 
+from collections.abc import Iterator
+import contextlib
+
+import tenacity
+
 from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import regions
 from cinder_localstor.datapath import transfer
@@ -12,6 +17,8 @@ from cinder_localstor.node import interface
 
 TARGET = 'clone'
 HYDRATION_OFF = 'no_hydration'
+# Seconds in which regions that are being copied arrive, and between two looks
+ARRIVE_WITHIN, PAUSE = 5, 0.05
 # The mode of a map that can't be written any more
 BROKEN_MODES = ('ro', 'Fail', 'Error')
 
@@ -98,6 +105,60 @@ class CloneEngine(engine.Engine):
         if limit == 0:
             self._node.device_mapper.message(
                 self.node_name(move.destination_name), 'disable_hydration')
+
+    @contextlib.contextmanager
+    def frozen(self, copy: str) -> Iterator[None]:
+        name, device_mapper = self.node_name(copy), self._node.device_mapper
+        running = (self._status(name).hydration is engine.Hydration.RUNNING)
+        try:
+            if running:
+                # A suspend waits for regions that are being copied, as long as
+                # the source is away, and guests wait for its end.
+                device_mapper.message(name, 'disable_hydration')
+            self._check_idle(name)
+            try:
+                # It commits the map (clone_postsuspend in dm-clone-target.c).
+                device_mapper.suspend(name)
+                yield
+            finally:
+                self._resume(name)
+        finally:
+            if running:
+                device_mapper.message(name, 'enable_hydration')
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_type(exception.LocalStorException),
+        wait=tenacity.wait_fixed(PAUSE), stop=tenacity.stop_after_attempt(5),
+        reraise=True)
+    def _resume(self, name: str) -> None:
+        # Nobody else does before the next start.
+        self._node.device_mapper.resume(name)
+
+    def _status(self, name: str) -> engine.Progress:
+        device = self._node.device_mapper.devices().get(name)
+        if device is None or not device.status:
+            raise exception.HandleMissing(name=name)
+        return parse_status(device.status[0].arguments)
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_type(exception.SourceBusy),
+        wait=tenacity.wait_fixed(PAUSE),
+        stop=tenacity.stop_after_delay(ARRIVE_WITHIN), reraise=True)
+    def _check_idle(self, name: str) -> None:
+        """:raises SourceBusy: regions are being copied"""
+        status = self._node.device_mapper.devices()[name].status
+        count = int(status[0].arguments.split()[4])
+        if count:
+            raise exception.SourceBusy(count=count, name=name)
+
+    def copy_map(self, move: transfer.Transfer) -> None:
+        self._node.metadata.copy(self._map_name_of_volume(move),
+                                 self._map_name(move))
+
+    def thaw(self, copy: str, devices: dict[str, interface.Device]) -> None:
+        device = devices.get(self.node_name(copy))
+        if device is not None and device.suspended:
+            self._node.device_mapper.resume(device.name)
 
     def remove(self, move: transfer.Transfer) -> None:
         self._node.device_mapper.remove(

@@ -2,6 +2,8 @@
 """What the destination node of a move does."""
 
 from collections.abc import Container
+from collections.abc import Iterator
+import contextlib
 import re
 from typing import Any
 
@@ -40,6 +42,7 @@ class Destination:
         self._node = node
         self._engines = all_engines
         self._handles = handles.Handles(node)
+        self._snapshots = snapshots.Snapshots(node, all_engines.configuration)
         self.space = space.Space(node.volumes, all_engines.configuration)
         self._wipes = wipes.Wipes(node.volumes)
 
@@ -87,36 +90,74 @@ class Destination:
         Its tags say how much of a thin pool is to come, so that of two moves
         that begin together the second sees what the first will need.
 
+        A snapshot is taken when its map is made.
+
         :raises NotEnoughSpace: there is too little for it
         """
-        volumes = self._node.volumes
-        needed = self._needed(move) if volumes.thin else None
-        with lockutils.lock('localstor-space-' + volumes.name):
-            self.space.check(move.destination_name, needed or 0)
-            volumes.create(
-                move.destination_name, move.destination_size, transfer.tags(
-                    volume=move.volume_id, generation=move.generation,
-                    move=move.move_id, needs=needed))
+        if move.is_snapshot:
+            return
+        with self._space_for(move):
+            self._node.volumes.create(
+                move.destination_name, move.destination_size,
+                self._arriving_tags(move))
+
+    @contextlib.contextmanager
+    def _space_for(self, move: transfer.Transfer) -> Iterator[None]:
+        """:raises NotEnoughSpace: there is too little for it"""
+        with lockutils.lock('localstor-space-' + self._node.volumes.name):
+            self.space.check(move.destination_name,
+                             self._needed(move)
+                             if self._node.volumes.thin else 0)
+            yield
+
+    def _arriving_tags(self, move: transfer.Transfer) -> frozenset[str]:
+        return transfer.tags(
+            volume=move.volume_id, snapshot=move.snapshot_id or None,
+            generation=move.generation, move=move.move_id,
+            needs=self._needed(move) if self._node.volumes.thin else None)
 
     def _needed(self, move: transfer.Transfer) -> int:
         """Bytes that a move brings at most, but for what a guest writes."""
-        if self._engine(move).keeps_holes and move.content >= 0:
+        if move.content >= 0 and (move.is_snapshot
+                                  or self._engine(move).keeps_holes):
             return move.content
         return move.size
 
     def create_map(self, move: transfer.Transfer) -> None:
-        """Make the region map; only before the volume is first used."""
+        """Make the region map; only before the volume is first used.
+
+        That of a snapshot says what the snapshot has, which is taken with it.
+
+        :raises SourceBusy: the source of its volume does not answer
+        :raises NotEnoughSpace: there is too little for it
+        """
         self._engine(move).create_map(move)
+        if move.is_snapshot:
+            self._freeze(move)
+
+    def _freeze(self, move: transfer.Transfer) -> None:
+        """Take a snapshot, and a copy of the map, of one moment."""
+        volumes, name = self._node.volumes, move.destination_name
+        if name in volumes.logical_volumes():
+            # Nobody has seen it yet, and its map may be of another moment.
+            self._snapshots.delete(name)
+        with (self._space_for(move),
+              self._engine(move).frozen(move.source_name)):
+            volumes.create_snapshot(name, move.source_name,
+                                    self._arriving_tags(move))
+            self._engine(move).copy_map(move)
+
+    def thaw(self, move: transfer.Transfer,
+             devices: dict[str, interface.Device]) -> None:
+        """Let a guest go on that a process has let wait, and has died."""
+        self._engine(move).thaw(move.destination_name, devices)
 
     def _engine(self, move: transfer.Transfer) -> engine.Engine:
         return self._engines.named(move.engine)
 
-    def _source_node(self, move: transfer.Transfer) -> str:
-        return move.destination_name + '-source'
-
     def node_names(self, move: transfer.Transfer) -> tuple[str, ...]:
         """The private nodes under a moving handle, from the bottom up."""
-        names = (self._source_node(move),
+        names = (move.source_node,
                  self._engine(move).node_name(move.destination_name))
         if move.is_local:
             return (snapshots.reader_name(move.destination_name), *names)
@@ -125,7 +166,7 @@ class Destination:
     def connect_source(self, move: transfer.Transfer) -> None:
         """Connect the source copy and put the source node over it."""
         device_mapper = self._node.device_mapper
-        name = self._source_node(move)
+        name = move.source_node
         sectors = move.size // interface.SECTOR
         if move.is_local:
             reader = device_mapper.path(
@@ -152,7 +193,7 @@ class Destination:
         A session that came back by itself is not enough: the source node
         gives a path up for good that failed once.
         """
-        source = devices.get(self._source_node(move))
+        source = devices.get(move.source_node)
         if move.is_local:
             return source is not None
         if sessions is None:
@@ -173,10 +214,13 @@ class Destination:
                 group=volumes.name, name=move.destination_name,
                 source=move.source_host)
         self._engine(move).build(
-            move, self._node.device_mapper.path(self._source_node(move)))
+            move, self._node.device_mapper.path(move.source_node))
 
     def build_handle(self, move: transfer.Transfer) -> None:
         """Make the handle over the engine's node."""
+        if move.is_snapshot:
+            self.restore_handle(move)
+            return
         self._handles.create_on_engine(
             move.destination_name, move.destination_size,
             self._backing(move))
@@ -186,7 +230,8 @@ class Destination:
 
         It may have been extended, or moved on, since it came here.
         """
-        self._handles.load(move.destination_name, self._backing(move))
+        self._handles.load(move.destination_name, self._backing(move),
+                           move.destination_size if move.is_snapshot else None)
 
     def _backing(self, move: transfer.Transfer) -> handles.Backing:
         return handles.Backing(
@@ -203,7 +248,7 @@ class Destination:
         device_mapper.forget_cached(
             self._handles.path(move.destination_name))
         device_mapper.forget_cached(
-            device_mapper.path(self._source_node(move)))
+            device_mapper.path(move.source_node))
         self._engine(move).start_hydration(move)
 
     def throttle(self, move: transfer.Transfer, limit: int | None,
@@ -229,12 +274,16 @@ class Destination:
 
     def stand_alone(self, move: transfer.Transfer) -> None:
         """Let the handle lie on the logical volume; all has arrived."""
-        self._handles.load(move.destination_name)
+        if move.is_snapshot:
+            self._snapshots.stand_alone(move.destination_name,
+                                        move.destination_size)
+        else:
+            self._handles.load(move.destination_name)
 
     def remove_engine(self, move: transfer.Transfer) -> None:
         """Remove the engine's node and the source node under it."""
         device_mapper = self._node.device_mapper
-        source = self._source_node(move)
+        source = move.source_node
         if device_mapper.exists(source) and not move.is_local:
             # Nobody waits any more for what a lost source owes.
             device_mapper.message(source, 'fail_if_no_path')
@@ -268,11 +317,19 @@ class Destination:
         """Give the copy up that did not arrive: it is wiped and removed by
         and by, and at once if it was never used.
         """
-        self._wipes.give_up(move.destination_name)
+        if move.is_snapshot:
+            self._snapshots.delete(move.destination_name)
+        else:
+            self._wipes.give_up(move.destination_name)
 
     def remove_unused(self, move: transfer.Transfer) -> None:
-        """Remove the copy that no guest was ever shown: nothing is on it."""
-        self._node.volumes.remove(move.destination_name)
+        """Remove the copy that no guest was ever shown: nothing is on it,
+        unless it is a snapshot.
+        """
+        if move.is_snapshot:
+            self._snapshots.delete(move.destination_name)
+        else:
+            self._node.volumes.remove(move.destination_name)
 
 
 def choose_regions(size: int, configuration: Any) -> dict[str, Any]:

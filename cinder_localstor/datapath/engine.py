@@ -2,6 +2,7 @@
 """The interface of an engine: what serves a volume while it moves."""
 
 import abc
+import contextlib
 import dataclasses
 import enum
 
@@ -123,6 +124,23 @@ class Engine(abc.ABC):
             self.node_name(move.destination_name)))
 
     @abc.abstractmethod
+    def frozen(self, copy: str) -> contextlib.AbstractContextManager[None]:
+        """Let a copy and its map be as they are meanwhile; guests wait.
+
+        :raises SourceBusy: the source does not answer
+        :raises CommandFailed: at the end, they were not
+        """
+
+    @abc.abstractmethod
+    def copy_map(self, move: transfer.Transfer) -> None:
+        """Let a snapshot that arrives have the map of the copy that it is of,
+        which is frozen.
+        """
+
+    def thaw(self, copy: str, devices: dict[str, interface.Device]) -> None:
+        """End what a process has frozen that has died."""
+
+    @abc.abstractmethod
     def remove(self, move: transfer.Transfer) -> None:
         """Remove the engine's node; the map stays."""
 
@@ -138,7 +156,12 @@ class Engine(abc.ABC):
 
     @staticmethod
     def _map_name(move: transfer.Transfer) -> str:
-        return move.destination_name + '-regions'
+        return _map_of(move.destination_name)
+
+    @staticmethod
+    def _map_name_of_volume(move: transfer.Transfer) -> str:
+        """The map of the copy that a snapshot is of."""
+        return _map_of(move.source_name)
 
     def _check_map(self, move: transfer.Transfer) -> None:
         group, name = self._node.metadata, self._map_name(move)
@@ -146,3 +169,7 @@ class Engine(abc.ABC):
             raise exception.MetadataMissing(
                 name='%s/%s' % (group.name, name), move_id=move.move_id,
                 host=move.destination_host)
+
+
+def _map_of(copy: str) -> str:
+    return copy + '-regions'

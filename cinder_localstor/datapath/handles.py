@@ -150,10 +150,12 @@ class Handles:
         :raises NotEnoughSpace: the volume group is too full
         :raises OriginInUse: it has thick snapshots and is in use
         :raises OriginIsRead: copies read its thick snapshots
+        :raises OriginArrives: it has thick snapshots and still arrives
         """
         volumes = self._node.volumes.logical_volumes()
         snapshots = interface.snapshots_on(name, volumes)
         if snapshots and volumes[name].size < size:
+            self._check_arrived(volumes[name])
             self._check_unread(name, snapshots)
             self._extend_origin(name, size, snapshots)
             return
@@ -172,6 +174,12 @@ class Handles:
                     self._node.volumes.mapped_name(snapshot))]
         if read:
             raise exception.OriginIsRead(name=name, snapshots=', '.join(read))
+
+    @staticmethod
+    def _check_arrived(volume: interface.LogicalVolume) -> None:
+        """:raises OriginArrives: it does still"""
+        if copies.Label(volume.tags).move_id:
+            raise exception.OriginArrives(name=volume.name)
 
     def _extend_origin(self, name: str, size: int, snapshots: list[str]
                        ) -> None:
@@ -207,12 +215,21 @@ class Handles:
         with self._lock(copy):
             self._load(interface.LogicalVolume(copy, size), backing)
 
-    def load(self, copy: str, backing: Backing | None = None) -> None:
+    def load(self, copy: str, backing: Backing | None = None,
+             snapshot_size: int | None = None) -> None:
         """Load the table of a handle: its logical volume, behind an engine if
         one is given, whatever it lay on.
+
+        :param snapshot_size: bytes of a snapshot, which nobody writes; LVM
+            tells those that a thick one has for changes
         """
         with self._lock(copy):
-            self._load(self._node.volumes.find(copy), backing)
+            found = self._node.volumes.find(copy)
+            if snapshot_size is None:
+                self._load(found, backing)
+            else:
+                self._load(dataclasses.replace(found, size=snapshot_size),
+                           backing, read_only=True)
 
     def seal(self, copy: str, generation: int) -> None:
         """Let nobody write a copy any more.
@@ -248,11 +265,12 @@ class Handles:
         return lockutils.lock('localstor-handle-' + copy)
 
     def _load(self, volume: interface.LogicalVolume,
-              backing: Backing | None = None) -> None:
+              backing: Backing | None = None, read_only: bool = False
+              ) -> None:
         name = handle_name(volume.name)
         device_mapper = self._node.device_mapper
         table = self._table(volume, backing)
-        read_only = self._is_sealed(volume)
+        read_only = read_only or self._is_sealed(volume)
         if device_mapper.exists(name):
             device_mapper.reload(name, table, read_only)
         else:

@@ -6,13 +6,17 @@ stays the same when the process gets another device after a restart of the
 node.  The format of its metadata: hydrator/core/FORMAT.md.
 """
 
+from collections.abc import Iterator
+import contextlib
 from typing import Any
 
+from oslo_utils import excutils
 from oslo_utils import units
 
 from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import regions
 from cinder_localstor.datapath import transfer
+from cinder_localstor import exception
 from cinder_localstor.node import interface
 
 NAME = 'hydrator'
@@ -22,6 +26,9 @@ VOLUME_PER_JOURNAL_BLOCK = 64 * units.Mi  # bytes
 # 63 of a block's 64 bytes are bits, one for each 4 KiB.
 VOLUME_PER_BITMAP_BLOCK = 126 * units.Mi  # bytes
 SUPERBLOCKS = 2
+
+# Seconds that guests wait at most for what a driver does that may have died
+LEASE = 20
 
 HYDRATIONS = {
     # It recovers what it knew before it was restarted.
@@ -110,6 +117,24 @@ class HydratorEngine(engine.Engine):
 
     def _minimum(self) -> int:
         return self._configuration.localstor_hydration_min_rate * units.Mi
+
+    @contextlib.contextmanager
+    def frozen(self, copy: str) -> Iterator[None]:
+        hydrators = self._node.hydrators
+        hydrators.pause(copy, LEASE)
+        try:
+            yield
+        except Exception:
+            with (excutils.save_and_reraise_exception(),
+                  contextlib.suppress(exception.CommandFailed)):
+                hydrators.resume(copy)
+        hydrators.resume(copy)
+
+    def copy_map(self, move: transfer.Transfer) -> None:
+        metadata = self._node.metadata
+        self._node.hydrators.copy_metadata(
+            metadata.path(self._map_name_of_volume(move)), move.snapshot_of,
+            metadata.path(self._map_name(move)), move.move_id)
 
     def remove(self, move: transfer.Transfer) -> None:
         self._node.device_mapper.remove(

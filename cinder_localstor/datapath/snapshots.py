@@ -11,6 +11,10 @@ changed since, and reads the rest there: the origin has to stay.
 
 Each copy reads a snapshot through a node of its own, its *reader*: LIO exports
 no device twice.
+
+A snapshot of a copy that still arrives does so itself: it has what had arrived
+by then, with a copy of the map that says so, and an engine and a handle of its
+own.  What is missing it reads where its volume does, through a reader.
 """
 
 import contextlib
@@ -19,6 +23,7 @@ from typing import Any
 from oslo_concurrency import lockutils
 
 from cinder_localstor.datapath import copies
+from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import space
 from cinder_localstor.datapath import transfer
 from cinder_localstor.datapath import wipes
@@ -40,6 +45,7 @@ class Snapshots:
     def __init__(self, node: interface.Node, configuration: Any) -> None:
         self._volumes = node.volumes
         self._device_mapper = node.device_mapper
+        self._handles = handles.Handles(node)
         self._space = space.Space(node.volumes, configuration)
         self._wipes = wipes.Wipes(node.volumes)
 
@@ -65,6 +71,13 @@ class Snapshots:
         self._volumes.create_snapshot(snapshot.name, name, transfer.tags(
             volume=snapshot.volume_id, snapshot=snapshot.snapshot_id or None,
             generation=snapshot.generation))
+
+    def arrives(self, name: str) -> bool:
+        """Whether some of a snapshot is still elsewhere.
+
+        :raises LogicalVolumeMissing: there is no such snapshot
+        """
+        return bool(copies.Label(self._volumes.find(name).tags).move_id)
 
     def check(self, name: str) -> None:
         """Whether a snapshot holds what it should.
@@ -97,15 +110,55 @@ class Snapshots:
             has for changes
         :raises LogicalVolumeMissing: there is no such snapshot
         :raises SnapshotInvalid: it has lost what it had
+        :raises HandleMissing: it still arrives, and is not served yet
         """
-        reader = reader_name(copy)
         with self._lock(name):
             self.check(name)
-            if not self._device_mapper.exists(reader):
-                self._device_mapper.create(reader, [interface.Segment(
-                    0, size // interface.SECTOR, 'linear',
-                    self._volumes.path(name) + ' 0')], read_only=True)
+            path = self._volumes.path(name)
+            if self.arrives(name):
+                self._handles.check_there(name)
+                path = self._handles.path(name)
+            return self._read(path, copy, size)
+
+    def open_source(self, of: str, copy: str, size: int) -> str:
+        """Let a snapshot that arrives read what the copy that it is of
+        arrives from; the device that it is read by.
+
+        :param of: the name of that copy
+        :param size: bytes of the source
+        :raises HandleMissing: that copy is not served yet
+        """
+        source = transfer.source_node(of)
+        if not self._device_mapper.exists(source):
+            raise exception.HandleMissing(name=of)
+        return self._read(self._device_mapper.path(source), copy, size)
+
+    def _read(self, path: str, copy: str, size: int) -> str:
+        reader = reader_name(copy)
+        if not self._device_mapper.exists(reader):
+            self._device_mapper.create(
+                reader, self._table(path, size), read_only=True)
         return self._device_mapper.path(reader)
+
+    @staticmethod
+    def _table(path: str, size: int) -> list[interface.Segment]:
+        return [interface.Segment(0, size // interface.SECTOR, 'linear',
+                                  path + ' 0')]
+
+    def stand_alone(self, name: str, size: int) -> None:
+        """Let a snapshot need nothing but its logical volume; all of it has
+        arrived.
+
+        :param size: bytes of the snapshot
+        """
+        with self._lock(name):
+            self._handles.load(name, snapshot_size=size)
+            for reader in self._device_mapper.above(
+                    handles.handle_name(name)):
+                self._device_mapper.reload(
+                    reader, self._table(self._volumes.path(name), size),
+                    read_only=True)
+            self._handles.remove(name)
 
     def close(self, copy: str) -> None:
         """Let a copy read no more.

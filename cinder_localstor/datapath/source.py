@@ -37,6 +37,11 @@ class Source:
         """See :meth:`cinder_localstor.datapath.snapshots.Snapshots.check`."""
         self._snapshots.check(name)
 
+    def does_snapshot_arrive(self, name: str) -> bool:
+        """See :meth:`cinder_localstor.datapath.snapshots.Snapshots.arrives`.
+        """
+        return self._snapshots.arrives(name)
+
     def offer(self, move_id: str, name: str, initiator: str
               ) -> dict[str, Any]:
         """What a node has to know that a snapshot is copied to.
@@ -85,6 +90,10 @@ class Source:
         :raises LogicalVolumeMissing: there is no such snapshot
         :raises SnapshotInvalid: it has lost what it had
         """
+        if move.is_snapshot:
+            self._snapshots.open_source(
+                move.source_name, move.destination_name, move.size)
+            return
         if move.is_copy:
             path = self._snapshots.open(
                 move.source_name, move.destination_name, move.size)

@@ -18,7 +18,8 @@ TAG = re.compile(r'localstor\.(?P<key>[a-z]+)=(?P<value>.+)')
 class Transfer:
     """A move as far as it never changes, or a copy: its source stays.
 
-    The source of a copy is a snapshot.
+    The source of a copy is a snapshot, or where a snapshot itself arrives what
+    its volume arrives from.
 
     :ivar move_id: also the id of the shadow volume's row
     :ivar volume_id: id of the user's volume
@@ -44,6 +45,9 @@ class Transfer:
     :ivar origin: of a copy, what its source can't do without, '' for nothing
     :ivar larger: bytes of the destination if it is larger than the source, 0
         if it is not
+    :ivar snapshot_id: of a snapshot that was taken while its volume arrived,
+        the snapshot's; '' elsewhere. `source_name` is the volume's copy then
+    :ivar snapshot_of: the move that the volume arrived by
     """
 
     move_id: str
@@ -66,6 +70,18 @@ class Transfer:
     cloned: str = ''
     origin: str = ''
     larger: int = 0
+    snapshot_id: str = ''
+    snapshot_of: str = ''
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether what arrives is a snapshot."""
+        return bool(self.snapshot_id)
+
+    @property
+    def source_node(self) -> str:
+        """See :func:`source_node`."""
+        return source_node(self.destination_name)
 
     @property
     def is_local(self) -> bool:
@@ -93,6 +109,11 @@ class Transfer:
 _DEFAULTS = {field.name: field.default
              for field in dataclasses.fields(Transfer)
              if field.default is not dataclasses.MISSING}
+
+
+def source_node(copy: str) -> str:
+    """The device-mapper name of the node that a copy reads its source by."""
+    return copy + '-source'
 
 
 def tags(**values: Any) -> frozenset[str]:

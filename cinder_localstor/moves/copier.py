@@ -82,7 +82,8 @@ class Copier:
         found = rows.find_snapshot(ctxt, snapshot.id)
         if found is None or found.role is not copies.Role.SNAPSHOT:
             raise exception.SnapshotLost(snapshot_id=snapshot.id)
-        if found.host == self.host and self._node.volumes.thin:
+        if (found.host == self.host and self._node.volumes.thin
+                and not self._source.does_snapshot_arrive(found.name)):
             self._source.check_snapshot(found.name)
             return self._share(volume, found.name)
         move_id = rows.new_move_id(volume.id)
@@ -90,6 +91,33 @@ class Copier:
             self._record(ctxt, volume, move_id, found)
             self._executor.drive(ctxt, move_id, [table.State.CREATING])
         return {'_name_id': move_id}
+
+    def snapshot(self, ctxt: context.RequestContext, volume: objects.Volume,
+                 taken: copies.Copy, arriving: rows.Move) -> None:
+        """Take a snapshot of a volume that arrives here: it arrives itself,
+        from where its volume does.
+
+        :param arriving: the volume's move
+        :raises MoveChanged: that has gone on meanwhile
+        :raises SourceBusy: the source does not answer
+        :raises NotEnoughSpace: the volume group or the pool is too full
+        """
+        described = arriving.transfer
+        local = self._destination.progress(
+            described, self._node.device_mapper.devices()).local
+        move_id = rows.new_move_id(volume.id)
+        with (self._beginning(ctxt, move_id),
+              self._executor.held(ctxt, arriving)):
+            self._executor.begin(ctxt, volume, dataclasses.replace(
+                described, move_id=move_id, source_host=self.host,
+                source_name=described.destination_name,
+                destination_name=taken.name, is_copy=True, taken_of='',
+                cloned='', origin='', snapshot_id=taken.snapshot_id,
+                snapshot_of=arriving.move_id,
+                content=max(described.size - local, 0),
+                larger=taken.size if taken.size > described.size else 0),
+                table.State.CREATING, self._service(ctxt))
+            self._executor.drive(ctxt, move_id, [table.State.CREATING])
 
     def from_volume(self, ctxt: context.RequestContext,
                     volume: objects.Volume, cloned: objects.Volume
@@ -224,8 +252,10 @@ class Copier:
                     and offer.get('depends', True) else ''),
             larger=larger if larger > size else 0,
             **destination.choose_regions(size, self._configuration)),
-            table.State.CREATING, objects.Service.get_by_args(
-                ctxt, self.host, 'cinder-volume'))
+            table.State.CREATING, self._service(ctxt))
+
+    def _service(self, ctxt: context.RequestContext) -> objects.Service:
+        return objects.Service.get_by_args(ctxt, self.host, 'cinder-volume')
 
     def _undo_former(self, ctxt: context.RequestContext, volume_id: str
                      ) -> None:

@@ -160,7 +160,7 @@ class Custodian:
         :raises VolumeIsMoving: some of the volume is still elsewhere
         """
         with self._gate.enter(ctxt, snapshot.volume_id,
-                              gate.Operation.SNAPSHOT) as volume, self._lock():
+                              gate.Operation.MANAGE) as volume, self._lock():
             found = self._find_snapshot(ctxt, reference, volume)
             size = self._snapshot_size(found, volume.size)
             if self._begun.setdefault(snapshot.id, size) != size:
@@ -182,6 +182,7 @@ class Custodian:
 
         :raises SnapshotElsewhere: it is not on this node
         :raises SnapshotIsNeeded: a copy reads it
+        :raises SnapshotArrives: some of it is on another node
         """
         host = rows.place_of(ctxt, snapshot.id)
         if host is None:
@@ -192,8 +193,12 @@ class Custodian:
         self._begun.setdefault(snapshot.id, 0)
         name = rows.snapshot_copy_name(snapshot.id)
         with self._gate.lock(snapshot.volume_id):
-            if table.readers(rows.for_host(ctxt, self.host), self.host, name):
+            moves = rows.for_host(ctxt, self.host)
+            if table.readers(moves, self.host, name):
                 raise exception.SnapshotIsNeeded(snapshot_id=snapshot.id)
+            if any(move.transfer.snapshot_id == snapshot.id
+                   for move in moves):
+                raise exception.SnapshotArrives(snapshot_id=snapshot.id)
             self._let_go(name, name, snapshot.id)
             rows.forget_place(ctxt, snapshot.id)
 

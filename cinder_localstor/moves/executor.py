@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Container
 from collections.abc import Iterable
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 import itertools
 
@@ -223,6 +225,20 @@ class Executor:
                 after = self._advance(ctxt, move)
                 if after in table.FINAL or after == state:
                     return after
+
+    @contextlib.contextmanager
+    def held(self, ctxt: context.RequestContext, move: rows.Move
+             ) -> Iterator[None]:
+        """Let nobody drive a move meanwhile.
+
+        :raises MoveChanged: it is not in the state any more that `move` says
+        """
+        with lockutils.lock('localstor-drive-' + move.move_id):
+            now = rows.get(ctxt, move.move_id)
+            if now is None or now.state != move.state:
+                raise exception.MoveChanged(move_id=move.move_id,
+                                            state=move.state)
+            yield
 
     def _advance(self, ctxt: context.RequestContext, move: rows.Move
                  ) -> table.State:

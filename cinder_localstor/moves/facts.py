@@ -146,13 +146,25 @@ class Look:
             return self.others(move)
         return [other for other in self._moves
                 if other.volume_id == move.volume_id
-                and other.move_id != move.move_id]
+                and other.move_id != move.move_id
+                and not other.transfer.is_snapshot]
+
+    def arriving_snapshots(self, host: str) -> list[rows.Move]:
+        """See :func:`rows.arriving_snapshots`."""
+        if self._whole and host == self.tools.host:
+            return [move for move in self._moves if move.transfer.is_snapshot]
+        return self._once(('arriving snapshots', host), lambda: (
+            rows.arriving_snapshots(self._ctxt, host)))
 
     def is_kept(self, move: rows.Move) -> bool:
         """Whether thick snapshots lie on a move's source copy."""
-        host = move.transfer.source_host
+        return self.is_origin(move.transfer.source_host,
+                              move.transfer.source_name)
+
+    def is_origin(self, host: str, name: str) -> bool:
+        """Whether thick snapshots lie on a copy."""
         known = self._whole and host == self.tools.host
-        return move.transfer.source_name in self._once(
+        return name in self._once(
             ('origins', host), lambda: rows.origins(
                 self._ctxt, host, self._moves if known else None))
 
@@ -265,8 +277,8 @@ class Facts:
             case table.Fact.WRITTEN:
                 return look.progress(move).local > 0
             case table.Fact.ALL_LOCAL:
-                return (look.progress(move).hydration
-                        is engine.Hydration.DONE)
+                return (look.progress(move).hydration is engine.Hydration.DONE
+                        and not self._is_source_shared())
             case table.Fact.SOURCE_UNUSED:
                 return not look.is_source_used(move)
             case table.Fact.MAY_COPY:
@@ -278,12 +290,15 @@ class Facts:
             case table.Fact.KEPT:
                 # What was given up is kept for nobody.
                 return (not table.DELETE_SOURCE.is_done(move)
-                        and look.is_kept(move))
+                        and look.is_kept(move)
+                        and not self._does_source_arrive())
             case table.Fact.SOURCE_FREE:
                 return (not self.holds(table.Fact.SOURCE_STAYS)
                         and not look.is_kept(move)
                         and self._is_source_free())
             case table.Fact.SOURCE_STAYS:
+                if move.transfer.is_snapshot:
+                    return True  # its volume has its own move
                 # As with what is kept
                 return (move.transfer.is_copy
                         and not table.DELETE_SOURCE.is_done(move)
@@ -307,29 +322,45 @@ class Facts:
                      for other in self._look.others(self._move)
                      if other.state == table.State.MIGRATING
                      and other.transfer.generation
-                     < self._move.transfer.generation)
+                     <= self._move.transfer.generation)
         return sealed and self._look.tools.on_destination.space.has_room()
 
     def _is_source_free(self) -> bool:
         """Whether no other move uses the source's copy."""
         copy = self._move.transfer.source_name
-        others = self._look.others(self._move)
-        arrives = any(other.transfer.destination_name == copy
-                      and not table.has_released(other)
-                      for other in others)
         read = any(other.transfer.source_name == copy
                    and not table.has_unexported(other)
-                   for other in others)
-        return not arrives and not read
+                   for other in self._look.others(self._move))
+        return not read and not self._does_source_arrive()
+
+    def _does_source_arrive(self) -> bool:
+        """Whether the source's copy has not all of its content yet."""
+        described = self._move.transfer
+        arriving = (self._look.arriving_snapshots(described.source_host)
+                    if described.is_copy else self._look.others(self._move))
+        return any(other.transfer.destination_name == described.source_name
+                   and not table.has_released(other) for other in arriving)
+
+    def _is_source_shared(self) -> bool:
+        """Whether snapshots of the destination's copy need the source, too.
+        """
+        return any(other.transfer.snapshot_of == self._move.move_id
+                   and not table.has_unexported(other)
+                   for other in self._look.arriving_snapshots(
+                       self._move.transfer.destination_host))
 
     def _is_passed_on(self) -> bool:
-        copy = self._move.transfer.destination_name
-        return any(other.transfer.source_name == copy
-                   and other.state in (table.State.COMPLETING,
-                                       table.State.KEEPING,
-                                       table.State.DISCARDING)
-                   and table.has_unexported(other)
-                   for other in self._look.beside(self._move))
+        copy, host = (self._move.transfer.destination_name,
+                      self._move.transfer.destination_host)
+        given_back = any(other.transfer.source_name == copy
+                         and other.state in (table.State.COMPLETING,
+                                             table.State.KEEPING,
+                                             table.State.DISCARDING)
+                         and table.has_unexported(other)
+                         for other in self._look.beside(self._move))
+        # What snapshots lie on, or still read, arrives as a whole.
+        return (given_back and not self._is_source_shared()
+                and not self._look.is_origin(host, copy))
 
     def _is_gone(self, fact: table.Fact, given_up: table.Step, host: str,
                  name: str) -> bool:

@@ -39,6 +39,7 @@ class Operation(str, enum.Enum):
     DELETE = 'delete it'
     UNMANAGE = 'unmanage it'
     SNAPSHOT = 'take a snapshot of it'
+    MANAGE = 'manage a snapshot of it'
     CLONE = 'clone it'
     BACKUP = 'back it up'
     SEND = 'migrate it to a peer'
@@ -52,6 +53,7 @@ class Answer(str, enum.Enum):
 
     YES = 'yes'
     WAITS = 'waits until decided'
+    SEALS = 'waits until its source is sealed'
     ARRIVES = 'waits until it has arrived'
     ENDS = 'waits until the end'
     UNDECIDED = 'no, until decided'
@@ -62,6 +64,7 @@ class Answer(str, enum.Enum):
 # When it will work
 ONE_NODE = 'it is attached on one node only, for it may yet go back'
 WHEN = {Answer.WAITS: ONE_NODE,
+        Answer.SEALS: 'the node that it comes from has answered',
         Answer.ARRIVES: 'all of it has arrived',
         Answer.ENDS: 'the move has ended',
         Answer.UNDECIDED: ONE_NODE,
@@ -77,9 +80,9 @@ def _answers(*answers: Answer) -> dict[str, Answer]:
 
 
 # Those that are worth waiting for
-PATIENT = (Answer.WAITS, Answer.ARRIVES, Answer.ENDS)
+PATIENT = (Answer.WAITS, Answer.SEALS, Answer.ARRIVES, Answer.ENDS)
 
-_YES, _WAITS, _ARRIVES, _ENDS, _UNDECIDED, _MOVES, _DELETED = Answer
+_YES, _WAITS, _SEALS, _ARRIVES, _ENDS, _UNDECIDED, _MOVES, _DELETED = Answer
 
 # standing, creating, preparing, starting, migrating, completing, keeping,
 # aborting, undoing, discarding
@@ -110,8 +113,12 @@ TABLE: dict[Operation, dict[str, Answer]] = {
     Operation.UNMANAGE: _answers(
         _YES, _UNDECIDED, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES,
         _YES, _DELETED),
-    # What is on another node still would not be in it.
+    # It arrives itself then.
     Operation.SNAPSHOT: _answers(
+        _YES, _UNDECIDED, _WAITS, _WAITS, _SEALS, _ARRIVES, _YES, _YES,
+        _YES, _DELETED),
+    # What is on another node still would not be in it.
+    Operation.MANAGE: _answers(
         _YES, _UNDECIDED, _WAITS, _WAITS, _ARRIVES, _ARRIVES, _YES, _YES,
         _YES, _DELETED),
     Operation.CLONE: _answers(
@@ -159,7 +166,8 @@ def is_bound(volume: objects.Volume) -> bool:
 
 def _answer(move: rows.Move, operation: Operation) -> Answer:
     answer = TABLE[operation][table.State(move.state)]
-    if answer is Answer.ARRIVES and table.has_released(move):
+    if (answer is Answer.ARRIVES and table.has_released(move)
+            or answer is Answer.SEALS and table.SEAL_SOURCE.is_done(move)):
         return Answer.YES
     return answer
 

@@ -12,10 +12,13 @@ from cinder import objects
 from oslo_log import log as logging
 from oslo_utils import excutils
 from oslo_utils import units
+import tenacity
 
 from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import snapshots
 from cinder_localstor import exception
+from cinder_localstor.moves import copier
+from cinder_localstor.moves import executor
 from cinder_localstor.moves import gate
 from cinder_localstor.moves import scheduler
 from cinder_localstor.moves import table
@@ -29,21 +32,30 @@ class Keeper:
     """Takes and deletes the snapshots of one backend's volumes."""
 
     def __init__(self, host: str, node_snapshots: snapshots.Snapshots,
-                 volume_gate: gate.Gate, periodic: scheduler.Scheduler,
-                 peers: rpc.PeerAPI) -> None:
-        """:param host: ``host@backend`` of this node"""
+                 volume_gate: gate.Gate, copies_here: copier.Copier,
+                 interactive: executor.Executor,
+                 periodic: scheduler.Scheduler, peers: rpc.PeerAPI) -> None:
+        """:param host: ``host@backend`` of this node
+        :param interactive: drives what a user waits for
+        """
         self.host = host
         self._snapshots = node_snapshots
         self._gate = volume_gate
+        self._copier = copies_here
+        self._executor = interactive
         self._scheduler = periodic
         self._peers = peers
 
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_type(exception.MoveChanged),
+        stop=tenacity.stop_after_attempt(3), reraise=True)
     def create(self, ctxt: context.RequestContext,
                snapshot: objects.Snapshot) -> dict[str, str | None]:
-        """Take a snapshot of a volume that is here as a whole.
+        """Take a snapshot of a volume; while that arrives, it does so too.
 
         :returns: the fields of its row that say where it lies
-        :raises VolumeIsMoving: some of the volume is still elsewhere
+        :raises VolumeIsMoving: what it is to hold is not decided yet
+        :raises SourceBusy: the node that it arrives from does not answer
         :raises NotEnoughSpace: the volume group or the pool is too full
         """
         with self._gate.enter(ctxt, snapshot.volume_id,
@@ -55,8 +67,12 @@ class Keeper:
                 size=volume.size * units.Gi, role=copies.Role.SNAPSHOT,
                 depends_on=self._snapshots.origin(self.host, volume.name))
             place = rows.record_place(ctxt, copy)
+            arriving = self._arriving_volume(ctxt, volume)
             try:
-                self._snapshots.create(copy, volume.name)
+                if arriving is not None:
+                    self._copier.snapshot(ctxt, volume, copy, arriving)
+                else:
+                    self._snapshots.create(copy, volume.name)
             except exception.CommandTimedOut:
                 raise  # it may yet be made
             except Exception:
@@ -64,11 +80,27 @@ class Keeper:
                     self._take_back(ctxt, copy)
         return place
 
+    @staticmethod
+    def _arriving_volume(ctxt: context.RequestContext,
+                         volume: objects.Volume) -> rows.Move | None:
+        """The move that a volume arrives by, if some is still elsewhere."""
+        return next((move for move in rows.for_volume(ctxt, volume.id)
+                     if move.transfer.destination_name == volume.name
+                     and move.state == table.State.MIGRATING), None)
+
+    def _arriving(self, ctxt: context.RequestContext, snapshot_id: str
+                  ) -> rows.Move | None:
+        """What brings the rest of a snapshot, if that arrives."""
+        return next((move for move
+                     in rows.arriving_snapshots(ctxt, self.host)
+                     if move.transfer.snapshot_id == snapshot_id), None)
+
     def _take_back(self, ctxt: context.RequestContext, snapshot: copies.Copy
                    ) -> None:
         """Let there be nothing of a snapshot that failed, if that can be."""
         try:
-            self._snapshots.delete(snapshot.name)
+            if self._arriving(ctxt, snapshot.snapshot_id) is None:
+                self._snapshots.delete(snapshot.name)
             rows.forget_place(ctxt, snapshot.snapshot_id)
         except Exception as error:
             LOG.error('What was made of %(name)s goes when the snapshot is '
@@ -109,6 +141,19 @@ class Keeper:
         with self._gate.lock(volume_id):
             if table.readers(rows.for_host(ctxt, self.host), self.host, name):
                 self._snapshots.disown(name)
+            elif arriving := self._arriving(ctxt, snapshot_id):
+                self._discard(ctxt, arriving)
             else:
                 self._snapshots.delete(name)
         self._scheduler.tend_wipes()
+
+    def _discard(self, ctxt: context.RequestContext, arriving: rows.Move
+                 ) -> None:
+        """Take away what there is of a snapshot that arrives."""
+        if arriving.state == table.State.CREATING:
+            arriving = self._executor.undo(ctxt, arriving, 'It is deleted.')
+        elif arriving.state not in (table.State.UNDOING,
+                                    table.State.DISCARDING):
+            arriving = self._executor.change_state(ctxt, arriving,
+                                                   table.State.DISCARDING)
+        self._executor.discard(ctxt, arriving)

@@ -274,6 +274,7 @@ class Mover:
         :returns: the move that has its copy here, None if none has
         """
         last = self.of_volume(ctxt, volume_id)
+        self._check_no_snapshot_arrives(ctxt, volume_id)
         if last is not None and last.state != table.State.DISCARDING:
             # Before anything is recorded: what is recorded is carried out.
             self._handles.check_unused(last.transfer.destination_name)
@@ -282,6 +283,19 @@ class Mover:
             last = self._executor.change_state(ctxt, last,
                                                table.State.DISCARDING)
         return last
+
+    def _check_no_snapshot_arrives(self, ctxt: context.RequestContext,
+                                   volume_id: str) -> None:
+        """Keep what snapshots read: a deleted one may still be there for who
+        copies it.
+
+        :raises DeletedTooEarly: some of one is still on another node
+        """
+        if any(move.volume_id == volume_id
+               for move in rows.arriving_snapshots(ctxt, self.host)):
+            raise exception.DeletedTooEarly(
+                volume_id=volume_id, reason='has a snapshot that still '
+                'arrives with it, or is being deleted')
 
     def _unexport_aborted(self, ctxt: context.RequestContext, volume_id: str
                           ) -> None:

@@ -4,9 +4,12 @@
 from cinder import context
 from oslo_log import log as logging
 
+from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import handles
+from cinder_localstor import exception
 from cinder_localstor.moves import registry
 from cinder_localstor.moves import scheduler
+from cinder_localstor.node import interface
 from cinder_localstor import rows
 
 LOG = logging.getLogger(__name__)
@@ -15,11 +18,15 @@ LOG = logging.getLogger(__name__)
 class Recovery:
     """Brings back what a restart of the node took away."""
 
-    def __init__(self, host: str, node_handles: handles.Handles,
+    def __init__(self, host: str, node: interface.Node,
+                 node_handles: handles.Handles,
+                 on_destination: destination.Destination,
                  periodic: scheduler.Scheduler) -> None:
         """:param host: ``host@backend`` of this node"""
         self.host = host
+        self._node = node
         self._handles = node_handles
+        self._destination = on_destination
         self._scheduler = periodic
 
     def recover(self) -> None:
@@ -32,6 +39,7 @@ class Recovery:
         """
         ctxt = context.get_admin_context()
         found = registry.read(ctxt, self.host)
+        self._thaw(found)
         rows.link(ctxt, found.moves)
         for copy in found.superseded():
             LOG.info('Copy %(name)s is not activated: volume %(volume)s has '
@@ -40,3 +48,13 @@ class Recovery:
                       'generation': copy.generation + 1})
         self._handles.restore(found.restored(), others=found.names())
         self._scheduler.tend_exports(list(found.moves))
+
+    def _thaw(self, found: registry.Registry) -> None:
+        """Let guests go on for whom a snapshot was just being taken."""
+        devices = self._node.device_mapper.devices() if found.arriving else {}
+        for copy in found.arriving:
+            try:
+                self._destination.thaw(found.move_of(copy).transfer, devices)
+            except exception.LocalStorException as error:
+                LOG.error('Volume copy %(name)s may still be frozen: '
+                          '%(error)s', {'name': copy.name, 'error': error})

@@ -49,7 +49,8 @@ class Registry:
         self.sources = tuple(_source(move) for move in of_here
                              if not move.transfer.is_copy)
         self.read = tuple(_snapshot(move) for move in of_here
-                          if move.transfer.is_copy)
+                          if move.transfer.is_copy
+                          and not move.transfer.is_snapshot)
         # A source that is kept has nothing to do with the other node.
         self.arriving = tuple(self._arriving(move) for move in self.moves
                               if move.transfer.destination_host == host
@@ -85,6 +86,7 @@ class Registry:
             host=self.host, name=described.destination_name,
             volume_id=move.volume_id, generation=described.generation,
             size=described.destination_size, role=copies.Role.ARRIVING,
+            snapshot_id=described.snapshot_id,
             state=move.state, move_id=move.move_id,
             newest=max((other.transfer.generation for other in self.moves
                         if other.transfer.source_name

@@ -392,7 +392,8 @@ class _Judge:
         if handle.under not in (expected, (*expected, volume)):
             yield ('the handle lies on %s instead of %s'
                    % (' + '.join(handle.under) or 'nothing', expected[0]))
-        if handle.read_only and copy.newest <= copy.generation:
+        if (handle.read_only and not copy.snapshot_id
+                and copy.newest <= copy.generation):
             yield 'the handle is read-only'
         if sealed and not handle.read_only:
             yield 'the volume has moved on, and this copy can be written'

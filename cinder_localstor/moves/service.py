@@ -91,19 +91,22 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
         exports.Exports(host, node.target, steps), peers, configuration,
         workers)
     volume_gate = gate.Gate(host, configuration.localstor_peer_timeout)
+    copies_here = copier.Copier(
+        host, node, on_source, on_destination, node_handles, steps,
+        interactive, periodic, peers, volume_gate, configuration)
     keeps = keeper.Keeper(host, snapshots.Snapshots(node, configuration),
-                          volume_gate, periodic, peers)
+                          volume_gate, copies_here, interactive, periodic,
+                          peers)
     return Service(
         mover=mover.Mover(host, node, on_source, node_handles, steps,
                           interactive, periodic, peers, volume_gate,
                           configuration),
-        copier=copier.Copier(host, node, on_source, on_destination,
-                             node_handles, steps, interactive, periodic,
-                             peers, volume_gate, configuration),
+        copier=copies_here,
         keeper=keeps,
         custodian=custodian.Custodian(host, node, volume_gate),
         scheduler=periodic,
-        recovery=recovery.Recovery(host, node_handles, periodic),
+        recovery=recovery.Recovery(host, node, node_handles, on_destination,
+                                   periodic),
         answers=answers.Answers(host, node, on_source, on_destination, steps,
                                 periodic, keeps, gate.Gate(
                                     host, GATE_SHARE

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """States of a move, as a table.
 
-A *copy* is a move whose source stays: a new volume arrives from a snapshot.
-It begins in a state of its own, and goes the way of a move from there.
+A *copy* is a move whose source stays: a new volume arrives from a snapshot, or
+a snapshot from what its volume arrives from.  It begins in a state of its own,
+and goes the way of a move from there.
 
 The owner drives the move: it runs its own steps and asks the peer for the
 others.  It is the node that the user's volume lives on, or lived on before it
@@ -85,23 +86,27 @@ class Fact(str, enum.Enum):
     WRITTEN = 'written', 'engine', 'it was'
     SOURCE_UNUSED = ('source_unused', 'source',
                      'only the export has its handle open')
-    ALL_LOCAL = 'all_local', 'engine', 'every region has arrived'
+    ALL_LOCAL = ('all_local', 'engine', 'every region has arrived, those of '
+                 'snapshots that were taken meanwhile too')
     MAY_COPY = ('may_copy', 'both', 'no copy further back can be written, and '
                 'there is space for what comes')
     TURN = ('turn', 'node',
             'it is among as many as may hydrate at a time')
     UNEXPORTED = ('unexported', 'steps',
                   "the source's copy is not exported any more")
-    KEPT = 'kept', 'database', "thick snapshots lie on the source's copy"
+    KEPT = ('kept', 'database', "thick snapshots lie on the source's copy, "
+            'which has arrived')
     SOURCE_FREE = ('source_free', 'database', 'no other move uses the '
                    "source's copy, and no thick snapshot lies on it")
     SOURCE_STAYS = ('source_stays', 'database', 'the source is a snapshot '
-                    'that a user has, or that another copy reads')
+                    'that a user has, or that another copy reads; or it is '
+                    "that of a snapshot's volume")
     SOURCE_GONE = ('source_gone', 'source', 'its copy is wiped and removed')
     DESTINATION_GONE = ('destination_gone', 'node',
                         "so is the destination's")
     PASSED_ON = ('passed_on', 'database', 'the volume has arrived at a third '
-                 'node and has given its source, this copy, back')
+                 'node and has given its source, this copy, back; and no '
+                 'snapshot needs it')
 
     def __new__(cls, word: str, known_by: str, meaning: str) -> Fact:
         fact = str.__new__(cls, word)
@@ -370,7 +375,8 @@ def readers(moves: Iterable[rows.Move], host: str, name: str) -> set[str]:
     :param moves: those of the backend that has the snapshot
     """
     return {move.move_id for move in moves
-            if move.transfer.is_copy and not has_unexported(move)
+            if move.transfer.is_copy and not move.transfer.is_snapshot
+            and not has_unexported(move)
             and move.transfer.source_host == host
             and move.transfer.source_name == name}
 

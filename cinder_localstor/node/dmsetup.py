@@ -182,6 +182,12 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
             with excutils.save_and_reraise_exception():
                 self._command.run('dmsetup', 'clear', name)
 
+    def suspend(self, name: str) -> None:
+        self._command.run('dmsetup', 'suspend', '--nolockfs', name)
+
+    def resume(self, name: str) -> None:
+        self._command.run('dmsetup', 'resume', name)
+
     def message(self, name: str, text: str) -> None:
         self._command.run('dmsetup', 'message', name, '0', text)
 

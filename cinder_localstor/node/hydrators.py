@@ -93,6 +93,18 @@ class ProcessHydrators(interface.Hydrators):
     def throttle(self, copy: str, limit: int | None, minimum: int) -> None:
         self._tell(copy, command='throttle', limit=limit, minimum=minimum)
 
+    def pause(self, copy: str, seconds: int) -> None:
+        self._tell(copy, command='pause', seconds=seconds)
+
+    def resume(self, copy: str) -> None:
+        self._tell(copy, command='resume')
+
+    def copy_metadata(self, metadata: str, move_id: str, to: str,
+                      new_move_id: str) -> None:
+        self._command.run(
+            privileged.HYDRATOR, 'copy', metadata, '--move', move_id,
+            '--to', to, '--new-move', new_move_id)
+
     def end(self, copy: str) -> None:
         directory = privileged.runtime_directory(copy)
         if not os.path.exists(directory):

@@ -272,6 +272,12 @@ class VolumeGroup(abc.ABC):
         """Write zeros to the first `size` bytes, durably."""
 
     @abc.abstractmethod
+    def copy(self, name: str, to: str) -> None:
+        """Copy what the disk has of a small logical volume to another of its
+        size, durably.
+        """
+
+    @abc.abstractmethod
     def clear(self, name: str) -> None:
         """Wipe the content as the option volume_clear says."""
 
@@ -368,6 +374,16 @@ class DeviceMapper(abc.ABC):
     def make_read_only(self, name: str) -> None:
         """Let a living node take no more writes; it lies on what it lay on.
         """
+
+    @abc.abstractmethod
+    def suspend(self, name: str) -> None:
+        """Let a node answer nothing more until :meth:`resume`; what is under
+        way has ended then.
+        """
+
+    @abc.abstractmethod
+    def resume(self, name: str) -> None:
+        """Let a node go on that was suspended, or was not."""
 
     @abc.abstractmethod
     def message(self, name: str, text: str) -> None:
@@ -570,6 +586,31 @@ class Hydrators(abc.ABC):
     @abc.abstractmethod
     def throttle(self, copy: str, limit: int | None, minimum: int) -> None:
         """Let one copy at most, and at least, so many bytes per second."""
+
+    @abc.abstractmethod
+    def pause(self, copy: str, seconds: int) -> None:
+        """Let one write nothing, and answer no guest, until :meth:`resume`,
+        and no longer than so many seconds.
+
+        What is on its disks is then what its death would leave.
+        """
+
+    @abc.abstractmethod
+    def resume(self, copy: str) -> None:
+        """Let one go on.
+
+        :raises CommandFailed: it was not paused any more
+        """
+
+    @abc.abstractmethod
+    def copy_metadata(self, metadata: str, move_id: str, to: str,
+                      new_move_id: str) -> None:
+        """Copy the metadata of one that is paused, to be those of another
+        move.
+
+        :param metadata: device
+        :param to: device of the same size
+        """
 
     @abc.abstractmethod
     def end(self, copy: str) -> None:

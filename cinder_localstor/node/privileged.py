@@ -46,8 +46,8 @@ HYDRATOR = 'localstor-hydrator'
 # devices suspended, with all I/O to them waiting.
 WRITERS = frozenset(('lvchange', 'lvconvert', 'lvcreate', 'lvextend',
                      'lvremove', 'lvrename', 'vgchange'))
-PROGRAMS = WRITERS | {'dmsetup', 'iscsiadm', HYDRATOR, 'lvmconfig', 'lvs',
-                      'modprobe', 'tgtadm', 'udevadm', 'vgs'}
+PROGRAMS = WRITERS | {'dd', 'dmsetup', 'iscsiadm', HYDRATOR, 'lvmconfig',
+                      'lvs', 'modprobe', 'tgtadm', 'udevadm', 'vgs'}
 # Seconds in which one that was asked to end leaves its critical section
 PATIENCE = 30
 

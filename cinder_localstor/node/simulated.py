@@ -303,6 +303,12 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         self.disks[name].flush()
 
     @_fallible
+    def copy(self, name: str, to: str) -> None:
+        found = self.disks[name].durable
+        self.disks[to].regions = dict(found)
+        self.disks[to].flush()
+
+    @_fallible
     def clear(self, name: str) -> None:
         if name in self.disks:
             self.disks[name].regions.clear()
@@ -522,6 +528,16 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         self.nodes[name].read_only = True
 
     @_fallible
+    def suspend(self, name: str) -> None:
+        node = self.nodes[name]
+        self._arrival(node.table[0]).flush()
+        node.suspended = True
+
+    @_fallible
+    def resume(self, name: str) -> None:
+        self.nodes[name].suspended = False
+
+    @_fallible
     def message(self, name: str, text: str) -> None:
         assert text in ('enable_hydration', 'disable_hydration',
                         'fail_if_no_path'), text
@@ -561,7 +577,8 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         :param most: regions that each clone may copy
         """
         for node in self.nodes.values():
-            if node.table[0].target == 'clone' and node.hydrating:
+            if (node.table[0].target == 'clone' and node.hydrating
+                    and not node.suspended):
                 self._arrival(node.table[0]).hydrate(most)
 
     def read(self, name: str, number: int) -> str:
@@ -584,6 +601,7 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         """Write a region of a node."""
         node = self.nodes[name]
         assert not node.read_only, 'a sealed copy is written'
+        assert not node.suspended, 'a guest waits'
         if node.table[0].target == 'clone':
             self._arrival(node.table[0]).write(number, content)
         else:
@@ -755,6 +773,7 @@ class Process:
     arrival: Arrival
     started: bool = False
     limit: int | None = None
+    paused: bool = False
 
 
 class SimulatedHydrators(interface.Hydrators):
@@ -819,6 +838,33 @@ class SimulatedHydrators(interface.Hydrators):
         self.processes[copy].limit = limit
 
     @_fallible
+    def pause(self, copy: str, seconds: int) -> None:
+        self.processes[copy].paused = True
+
+    @_fallible
+    def resume(self, copy: str) -> None:
+        if copy not in self.processes or not self.processes[copy].paused:
+            raise exception.CommandFailed(
+                command='resume ' + copy, host=self.faults.host,
+                reason='it was not paused any more')
+        self.processes[copy].paused = False
+
+    @_fallible
+    def copy_metadata(self, metadata: str, move_id: str, to: str,
+                      new_move_id: str) -> None:
+        disk = self._node.disk(to)
+        disk.regions = {
+            number: content for number, content
+            in self._node.disk(metadata).regions.items()
+            if number != self.SUPERBLOCK}
+        disk.flush()
+
+    def served(self, copy: str) -> Arrival:
+        """What a guest finds; it may have to wait until a pause has ended."""
+        self.processes[copy].paused = False
+        return self.processes[copy].arrival
+
+    @_fallible
     def end(self, copy: str) -> None:
         if self._node.device_mapper.lies_on(self.path(copy)):
             raise exception.VolumeInUse(
@@ -835,7 +881,8 @@ class SimulatedHydrators(interface.Hydrators):
     def copy_in_background(self, most: int) -> None:
         """What the helpers copy in a while, see `SimulatedNode.hydrate`."""
         for process in self.processes.values():
-            if process.started and process.limit != 0:
+            if (process.started and process.limit != 0
+                    and not process.paused):
                 process.arrival.hydrate(most)
 
 
@@ -921,7 +968,7 @@ class SimulatedNode:
         if group == 'mapper':
             self.device_mapper.flush_node(name)
         elif group == 'hydrated':
-            self.hydrators.processes[name].arrival.flush()
+            self.hydrators.served(name).flush()
         elif group == self.volumes.name:
             self.disk(path).flush()
 
@@ -931,7 +978,7 @@ class SimulatedNode:
         if group == 'mapper':
             return self.device_mapper.read(name, number)
         if group == 'hydrated':
-            return self.hydrators.processes[name].arrival.read(number)
+            return self.hydrators.served(name).read(number)
         if group == 'iscsi':
             node, device = self.initiator.find(name)
             return node.read(device, number)
@@ -944,6 +991,6 @@ class SimulatedNode:
         if group == 'mapper':
             self.device_mapper.write(name, number, content)
         elif group == 'hydrated':
-            self.hydrators.processes[name].arrival.write(number, content)
+            self.hydrators.served(name).write(number, content)
         else:
             self.disk(path).regions[number] = content

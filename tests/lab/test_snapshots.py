@@ -35,6 +35,7 @@ class SnapshotTestCase(base.LabTestCase):
 
     volume_type = 'local'
     group = 'cinder-local'
+    size = 1
     # What becomes of the move of a volume that has snapshots
     left = ['keeping']
 
@@ -42,7 +43,7 @@ class SnapshotTestCase(base.LabTestCase):
         super().setUp()
         self.snapshots = []
         self.addCleanup(self.delete_snapshots)
-        self.volume = self.create(volume_type=self.volume_type)
+        self.volume = self.create(self.size, self.volume_type)
         self.source = self.home(self.volume)
         self.attachment = self.attach(self.volume, self.source)
 
@@ -96,6 +97,10 @@ class SnapshotTestCase(base.LabTestCase):
         return self.read_numbers('/dev/%s/_snapshot-%s' % (self.group,
                                                            snapshot))
 
+    def assert_in_a_row(self, numbers):
+        self.assertEqual(list(range(numbers[-1] - COUNT + 1,
+                                    numbers[-1] + 1)), numbers)
+
     def read_numbers(self, device):
         out = self.source.run(['python3', '-c', READER, device]).stdout
         return sorted(map(int, out.split()))
@@ -118,8 +123,7 @@ class SnapshotTest(SnapshotTestCase):
             self.written() > before + 2 * COUNT))
         after = self.written()
         numbers = self.read_snapshot(snapshot)
-        self.assertEqual(list(range(numbers[-1] - COUNT + 1,
-                                    numbers[-1] + 1)), numbers)
+        self.assert_in_a_row(numbers)
         self.assertLessEqual(before, numbers[-1])
         self.assertLess(numbers[-1], after)
         # It is durable, as all that Cinder was told of.
@@ -176,3 +180,90 @@ class ThinSnapshotTest(SnapshotTest):
     volume_type = 'thin'
     group = 'cinder-thin'
     left = []
+
+
+class ArrivingSnapshotTest(SnapshotTestCase):
+    """Snapshots of a volume that a guest writes while it arrives."""
+
+    size = 2
+
+    def setUp(self):
+        super().setUp()
+        self.write_numbers()
+        self.stop_writing()
+        self.detach(self.attachment)
+        self.attachment = self.attach(self.volume, self.other(self.source))
+        self.source = self.attachment.node
+        self.hold_in_mid_move(self.attachment)
+        self.write_numbers()
+
+    def handle(self, snapshot):
+        return '/dev/mapper/_snapshot-%s-handle' % snapshot
+
+    def is_there(self, device):
+        return self.source.run(['test', '-b', device],
+                               check=False).returncode == 0
+
+    def read_snapshot(self, snapshot):
+        if self.is_there(self.handle(snapshot)):
+            return self.read_numbers(self.handle(snapshot))
+        self.assertLess(len(self.moves()), 2, 'it arrives, and is not served')
+        return super().read_snapshot(snapshot)
+
+    def moves(self):
+        return leftovers.moves(self.cloud).get(self.volume, [])
+
+    def wait_until_served(self, snapshot):
+        self.wait_for('the snapshot is there', lambda: (
+            self.is_there(self.handle(snapshot)) or len(self.moves()) < 2))
+
+    def test_h13_snapshot_is_one_moment_and_arrives_with_its_volume(self):
+        before = self.written()
+        snapshot = self.take()
+        self.assertIsNotNone(self.arrival(self.attachment))
+        numbers = self.read_snapshot(snapshot)
+        self.wait_for('the guest goes on', lambda: (
+            self.written() > before + 2 * COUNT))
+        after = self.written()
+        self.assert_in_a_row(numbers)
+        self.assertLessEqual(before, numbers[-1])
+        self.assertLess(numbers[-1], after)
+        self.assertEqual(numbers, self.read_snapshot(snapshot))
+        self.cut_power(self.source)
+        self.source.start()
+        self.wait_for_handle(self.attachment)
+        self.wait_until_served(snapshot)
+        self.assertEqual(numbers, self.read_snapshot(snapshot))
+        self.wait_until_arrived(self.attachment)
+        self.wait_for('the moves have ended', lambda: not self.moves())
+        self.assertFalse(self.is_there(self.handle(snapshot)))
+        self.assertEqual(numbers, self.read_snapshot(snapshot))
+        for node in self.nodes:
+            self.assertEqual(0, self.localstor(node, 'status').returncode)
+
+    def test_volume_of_it_is_usable_at_once_on_another_node(self):
+        snapshot = self.take()
+        numbers = self.read_snapshot(snapshot)
+        made = self.user.request_volume('of a snapshot', self.size,
+                                        self.volume_type,
+                                        snapshot_id=snapshot)
+        self.volumes.append(made)
+        self.user.wait_for_status(made, 'available')
+        attachment = self.attach(made, self.other(self.source))
+        device = attachment.device
+        out = attachment.node.run(['python3', '-c', READER, device]).stdout
+        self.assertEqual(numbers, sorted(map(int, out.split())))
+        self.delete_snapshot(snapshot)
+        self.let_go()
+        self.wait_for('all moves have ended', lambda: (
+            not leftovers.moves(self.cloud)))
+        out = attachment.node.run(['python3', '-c', READER, device]).stdout
+        self.assertEqual(numbers, sorted(map(int, out.split())))
+        self.detach(attachment)
+
+
+class ThinArrivingSnapshotTest(ArrivingSnapshotTest):
+    """The same with thin volumes."""
+
+    volume_type = 'thin'
+    group = 'cinder-thin'

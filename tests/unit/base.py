@@ -44,6 +44,14 @@ INSTANCE = '11111111-1111-1111-1111-111111111111'
 REGION_KIB = simulated.REGION * interface.SECTOR // units.Ki
 
 
+def snapshot_path(node, snapshot_id):
+    """The device that a snapshot is read by on its node."""
+    name = rows.snapshot_copy_name(snapshot_id)
+    if copies.Label(node.volumes.disks[name].tags).move_id:
+        return node.device_mapper.path(handles.handle_name(name))
+    return node.volumes.path(name)
+
+
 class TestCase(test.TestCase):
     """A test with a database and our options."""
 
@@ -313,7 +321,7 @@ class Cloud:
     def read_snapshot(self, snapshot):
         """What a snapshot holds, wherever it is."""
         node = self.nodes[rows.place_of(self.ctxt, snapshot.id)]
-        path = node.volumes.path(rows.snapshot_copy_name(snapshot.id))
+        path = snapshot_path(node, snapshot.id)
         return {number: node.read(path, number)
                 for number in self.content[snapshot.id]}
 

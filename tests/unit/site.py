@@ -771,9 +771,10 @@ class Site(base.Cloud):
         if not snapshot.is_good or place in self.off:
             return
         node = self.nodes[place]
-        path = node.volumes.path(rows.snapshot_copy_name(snapshot.row.id))
+        path = base.snapshot_path(node, snapshot.row.id)
         for number in snapshot.contents.regions():
-            snapshot.contents.read(number, node.read(path, number))
+            with contextlib.suppress(exception.SourceUnreachable):
+                snapshot.contents.read(number, node.read(path, number))
 
     def _check_writers(self) -> None:
         """No two copies of a volume can be written.

@@ -2,13 +2,16 @@
 
 import dataclasses
 import unittest
+from unittest import mock
 
 import ddt
+import tenacity
 
 from cinder_localstor.datapath import clone
 from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import regions
 from cinder_localstor import exception
+from cinder_localstor.node import interface
 from cinder_localstor.node import simulated
 from tests.unit.datapath import test_transfer
 
@@ -129,6 +132,62 @@ class CloneEngineTest(unittest.TestCase):
 
     def test_what_is_not_there_is_missing(self):
         self.assertEqual(engine.Hydration.MISSING, self.progress().hydration)
+
+    def hydrate(self):
+        self.engine.create_map(self.move)
+        self.engine.build(self.move, self.source)
+        self.engine.start_hydration(self.move)
+        return self.node.device_mapper.nodes['volume-m-clone']
+
+    def test_nothing_is_written_while_it_is_frozen(self):
+        mapped = self.hydrate()
+        with self.engine.frozen('volume-m'):
+            self.assertTrue(mapped.suspended)
+            self.assertFalse(mapped.hydrating)
+        self.assertFalse(mapped.suspended)
+        self.assertTrue(mapped.hydrating)
+
+    def test_what_did_not_hydrate_does_not_after_it_was_frozen(self):
+        mapped = self.hydrate()
+        mapped.hydrating = False
+        with self.engine.frozen('volume-m'):
+            pass
+        self.assertFalse(mapped.hydrating)
+
+    def test_guests_do_not_wait_for_regions_that_are_being_copied(self):
+        mapped = self.hydrate()
+        busy = interface.Segment(
+            0, 1 << 21, 'clone',
+            '8 9/1024 128 3/16 2 1 no_hydration %s rw' % TUNING)
+        with (mock.patch.object(self.node.device_mapper, '_status',
+                                return_value=busy),
+              mock.patch.object(clone.CloneEngine._check_idle.retry, 'stop',
+                                tenacity.stop_after_attempt(2)),
+              self.assertRaises(exception.SourceBusy) as caught,
+              self.engine.frozen('volume-m')):
+            self.fail('it is not frozen')
+        self.assertIn('2 regions', str(caught.exception))
+        self.assertFalse(mapped.suspended)
+
+    def test_map_of_a_snapshot_is_that_of_its_volume(self):
+        self.hydrate()
+        self.node.hydrate(most=3)
+        snapshot = dataclasses.replace(
+            self.move, source_name='volume-m', destination_name='_snapshot-m',
+            snapshot_id='m', snapshot_of=self.move.move_id)
+        self.engine.create_map(snapshot)
+        with self.engine.frozen('volume-m'):
+            self.engine.copy_map(snapshot)
+        self.node.hydrate()
+        self.assertEqual([0, 1, 2], sorted(self.node.volumes.disks[
+            '_snapshot-m-regions'].regions))
+
+    def test_what_a_process_has_left_frozen_is_thawed(self):
+        mapped = self.hydrate()
+        self.node.device_mapper.suspend('volume-m-clone')
+        self.engine.thaw('volume-m', self.node.device_mapper.devices())
+        self.assertFalse(mapped.suspended)
+        self.engine.thaw('volume-s', self.node.device_mapper.devices())
 
     def test_remove_keeps_the_map(self):
         self.engine.create_map(self.move)

@@ -12,6 +12,7 @@ from tests.unit import base
 
 ERRORS = {gate.Answer.DELETED: exception.VolumeIsDiscarded,
           gate.Answer.WAITS: exception.VolumeIsMoving,
+          gate.Answer.SEALS: exception.VolumeIsMoving,
           gate.Answer.ARRIVES: exception.VolumeIsMoving,
           gate.Answer.ENDS: exception.VolumeIsMoving,
           gate.Answer.UNDECIDED: exception.VolumeIsMoving,
@@ -35,7 +36,7 @@ class GateTest(base.TestCase):
         """Let a move of the volume be in a state, and the volume here."""
         self.cloud.move(self.volume)
         move, = rows.for_volume(self.ctxt, self.volume.id)
-        rows.change_state(self.ctxt, move, state.value, swap=True)
+        return rows.change_state(self.ctxt, move, state.value, swap=True)
 
     def test_every_operation_has_an_answer_for_every_state(self):
         self.assertEqual(set(gate.Operation), set(gate.TABLE))
@@ -93,6 +94,15 @@ class GateTest(base.TestCase):
             self.ctxt, move, (table.KEEP_DESTINATION.name,))
         self.assertEqual(self.volume.id, self.enter(
             self.ctxt, self.volume.id, gate.Operation.SNAPSHOT).id)
+
+    def test_what_waits_for_the_seal_needs_nothing_more(self):
+        move = self.move_in(table.State.MIGRATING)
+        error = self.assertRaises(
+            exception.VolumeIsMoving, self.gate.check, self.ctxt,
+            self.volume.id, gate.Operation.SNAPSHOT)
+        self.assertIn('comes from has answered', str(error))
+        rows.record_done(self.ctxt, move, (table.SEAL_SOURCE.name,))
+        self.gate.check(self.ctxt, self.volume.id, gate.Operation.SNAPSHOT)
 
     def test_volume_that_lives_elsewhere_is_asked_for_there(self):
         there = gate.Gate(base.B, 1)

@@ -183,6 +183,12 @@ class ChangeTest(DmsetupTestCase):
         self.assertEqual(['dmsetup message v-clone 0 enable_hydration'],
                          self.command.ran)
 
+    def test_what_is_suspended_takes_no_part_of_its_file_system(self):
+        self.mapper.suspend('v-clone')
+        self.mapper.resume('v-clone')
+        self.assertEqual(['dmsetup suspend --nolockfs v-clone',
+                          'dmsetup resume v-clone'], self.command.ran)
+
 
 class CreateAllTest(DmsetupTestCase):
 

@@ -135,6 +135,13 @@ class RunTest(HydratorsTestCase):
         self.assertEqual(('v', {'command': 'throttle', 'limit': None,
                                 'minimum': 10}), self.asked())
 
+    def test_pause_ends_by_itself(self):
+        self.hydrators.pause('v', 20)
+        self.assertEqual(('v', {'command': 'pause', 'seconds': 20}),
+                         self.asked())
+        self.hydrators.resume('v')
+        self.assertEqual(('v', {'command': 'resume'}), self.asked())
+
     @ddt.data('{"error": "the volume is not open yet"}', '')
     def test_refusal_is_told(self, answer):
         self.ask.return_value = answer

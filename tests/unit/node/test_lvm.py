@@ -348,6 +348,13 @@ class ThickTest(GroupTestCase):
                          self.group.mapped_name('volume-1-x'))
         self.assertEqual('/dev/disks/volume-1', self.group.path('volume-1'))
 
+    def test_copy_reads_what_is_on_the_disk_and_not_in_the_cache(self):
+        self.group.copy('volume-1-regions', '_snapshot-1-regions')
+        self.assertEqual(
+            ['dd if=/dev/disks/volume-1-regions '
+             'of=/dev/disks/_snapshot-1-regions bs=1M iflag=direct '
+             'oflag=direct conv=notrunc,fsync'], self.command.ran)
+
     def test_clear_wipes_as_configured(self):
         self.override('volume_clear', 'zero')
         self.override('volume_clear_size', 5)
