@@ -80,8 +80,9 @@ unit-test: setup
 # each, and Cinder's own suites.  QEMU's guest is first, because it is short.
 soak: setup lab-programs lab-kernel nova qemu-test
 	LOCALSTOR_SOAK_WALKS=2000 LOCALSTOR_SOAK_PAIRS=500 \
-	    LOCALSTOR_SOAK_ORDERS=300 \
-	    $(VENV)/bin/stestr run 'test_walk|test_pairs|moves.test_inter'
+	    LOCALSTOR_SOAK_ORDERS=300 LOCALSTOR_SOAK_FAULTS=1 \
+	    $(VENV)/bin/stestr run \
+	    'test_walk|test_pairs|moves.test_inter|test_arriving'
 	$(RUN_LAB_TESTS) --exclude-regex '$(SHORT)'; $(LAB_DOWN)
 	LOCALSTOR_DATA_PATHS=clone,hydrator LOCALSTOR_VERIFY=full \
 	    LOCALSTOR_MANY=50 LOCALSTOR_MEMORY=3G $(RUN_LAB_TESTS); $(LAB_DOWN)

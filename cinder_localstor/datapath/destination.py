@@ -274,11 +274,9 @@ class Destination:
 
     def stand_alone(self, move: transfer.Transfer) -> None:
         """Let the handle lie on the logical volume; all has arrived."""
-        if move.is_snapshot:
-            self._snapshots.stand_alone(move.destination_name,
-                                        move.destination_size)
-        else:
-            self._handles.load(move.destination_name)
+        self._handles.load(
+            move.destination_name, snapshot_size=move.destination_size
+            if move.is_snapshot else None)
 
     def remove_engine(self, move: transfer.Transfer) -> None:
         """Remove the engine's node and the source node under it."""
@@ -305,6 +303,9 @@ class Destination:
         needed = self._needed(move) if volumes.thin else None
         volumes.retag(move.destination_name, add=frozenset(),
                       remove=transfer.tags(move=move.move_id, needs=needed))
+        if move.is_snapshot:
+            self._snapshots.stand_alone(move.destination_name,
+                                        move.destination_size)
 
     def remove_handle(self, move: transfer.Transfer) -> None:
         """Remove the handle.

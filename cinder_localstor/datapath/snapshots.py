@@ -64,6 +64,8 @@ class Snapshots:
         :raises StillArrives: some of the content is on another node
         """
         found = self._volumes.find(name)
+        if snapshot.name in self._volumes.logical_volumes():
+            return
         if copies.Label(found.tags).move_id:
             raise exception.StillArrives(name=name,
                                          volume_id=snapshot.volume_id)
@@ -146,15 +148,14 @@ class Snapshots:
                                   path + ' 0')]
 
     def stand_alone(self, name: str, size: int) -> None:
-        """Let a snapshot need nothing but its logical volume; all of it has
-        arrived.
+        """Let what reads a snapshot do so without its handle; all of it has
+        arrived, and its tags say so.
 
         :param size: bytes of the snapshot
         """
+        handle = handles.handle_name(name)
         with self._lock(name):
-            self._handles.load(name, snapshot_size=size)
-            for reader in self._device_mapper.above(
-                    handles.handle_name(name)):
+            for reader in self._device_mapper.above(handle):
                 self._device_mapper.reload(
                     reader, self._table(self._volumes.path(name), size),
                     read_only=True)

@@ -45,9 +45,10 @@ class Transfer:
     :ivar origin: of a copy, what its source can't do without, '' for nothing
     :ivar larger: bytes of the destination if it is larger than the source, 0
         if it is not
-    :ivar snapshot_id: of a snapshot that was taken while its volume arrived,
-        the snapshot's; '' elsewhere. `source_name` is the volume's copy then
-    :ivar snapshot_of: the move that the volume arrived by
+    :ivar snapshot_of: of a snapshot that was taken while its volume arrived,
+        the move that it arrived by; '' elsewhere. `source_name` is the
+        volume's copy then
+    :ivar snapshot_id: the snapshot's, '' if no user has it
     """
 
     move_id: str
@@ -70,13 +71,13 @@ class Transfer:
     cloned: str = ''
     origin: str = ''
     larger: int = 0
-    snapshot_id: str = ''
     snapshot_of: str = ''
+    snapshot_id: str = ''
 
     @property
     def is_snapshot(self) -> bool:
         """Whether what arrives is a snapshot."""
-        return bool(self.snapshot_id)
+        return bool(self.snapshot_of)
 
     @property
     def source_node(self) -> str:

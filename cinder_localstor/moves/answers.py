@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from cinder import context
+from cinder import objects
 from cinder.volume import volume_utils
 from oslo_utils import units
 
@@ -14,6 +15,7 @@ from cinder_localstor.datapath import source
 from cinder_localstor.datapath import transfer
 from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
+from cinder_localstor.moves import copier
 from cinder_localstor.moves import executor
 from cinder_localstor.moves import gate
 from cinder_localstor.moves import keeper
@@ -31,8 +33,8 @@ class Answers:
                  on_source: source.Source,
                  on_destination: destination.Destination,
                  steps: executor.StepRunner, periodic: scheduler.Scheduler,
-                 keeps: keeper.Keeper, volume_gate: gate.Gate,
-                 configuration: Any) -> None:
+                 copies_here: copier.Copier, keeps: keeper.Keeper,
+                 volume_gate: gate.Gate, configuration: Any) -> None:
         """:param host: ``host@backend`` of this node"""
         self.host = host
         self._node = node
@@ -40,6 +42,7 @@ class Answers:
         self._destination = on_destination
         self._steps = steps
         self._scheduler = periodic
+        self._copier = copies_here
         self._keeper = keeps
         self._gate = volume_gate
         self._configuration = configuration
@@ -69,13 +72,14 @@ class Answers:
         self._scheduler.learn(described.move_id)
         with contextlib.ExitStack() as held:
             if described.cloned and table.TAKE_SNAPSHOT.name in steps:
-                held.enter_context(self._hold_cloned(ctxt, described))
+                self._copier.take(ctxt, held.enter_context(
+                    self._hold_cloned(ctxt, described)), described)
             self._steps.run(ctxt, described, steps)
         self._scheduler.tend_wipes()
 
     @contextlib.contextmanager
     def _hold_cloned(self, ctxt: context.RequestContext,
-                     move: transfer.Transfer) -> Iterator[None]:
+                     move: transfer.Transfer) -> Iterator[objects.Volume]:
         """Let a volume that is cloned elsewhere be what it was when that
         began.
 
@@ -86,7 +90,7 @@ class Answers:
             if (volume.name, volume.size * units.Gi) != (move.taken_of,
                                                          move.size):
                 raise exception.VolumeHasChanged(volume_id=move.cloned)
-            yield
+            yield volume
 
     def remaining(self, ctxt: context.RequestContext, names: list[str]
                   ) -> list[str]:

@@ -92,6 +92,14 @@ class Copier:
             self._executor.drive(ctxt, move_id, [table.State.CREATING])
         return {'_name_id': move_id}
 
+    @staticmethod
+    def arriving(ctxt: context.RequestContext, volume: objects.Volume
+                 ) -> rows.Move | None:
+        """The move that a volume arrives by, if some is still elsewhere."""
+        return next((move for move in rows.for_volume(ctxt, volume.id)
+                     if move.transfer.destination_name == volume.name
+                     and move.state == table.State.MIGRATING), None)
+
     def snapshot(self, ctxt: context.RequestContext, volume: objects.Volume,
                  taken: copies.Copy, arriving: rows.Move) -> None:
         """Take a snapshot of a volume that arrives here: it arrives itself,
@@ -137,7 +145,8 @@ class Copier:
             with self._gate.enter(ctxt, cloned.id,
                                   gate.Operation.CLONE) as present:
                 self._check_size(present, volume)
-                return self._share(volume, present.name)
+                if self.arriving(ctxt, present) is None:
+                    return self._share(volume, present.name)
         move_id = rows.new_move_id(volume.id)
         with self._beginning(ctxt, move_id):
             with self._gate.enter(ctxt, cloned.id,
@@ -148,10 +157,25 @@ class Copier:
                     volume_id=present.id, generation=0,
                     size=present.size * units.Gi, depends_on=copies.Origin(
                         self.host, present.name)), present.name)
+                self.take(ctxt, present, move.transfer)
                 self._steps.run(ctxt, move.transfer,
                                 [table.TAKE_SNAPSHOT.name])
             self._executor.drive(ctxt, move_id, [table.State.CREATING])
         return {'_name_id': move_id}
+
+    def take(self, ctxt: context.RequestContext, cloned: objects.Volume,
+             move: transfer.Transfer) -> None:
+        """Take the snapshot that a clone is made of, if what is cloned still
+        arrives here; else the step of that name does.
+
+        :raises: what :meth:`snapshot` raises
+        """
+        arriving = self.arriving(ctxt, cloned)
+        if arriving is not None and not self._node.volumes.is_active(
+                move.source_name):
+            self.snapshot(ctxt, cloned, copies.Copy(
+                host=self.host, name=move.source_name, volume_id=cloned.id,
+                generation=0, size=move.size), arriving)
 
     def _from_peer(self, ctxt: context.RequestContext, volume: objects.Volume,
                    cloned: objects.Volume, home: str) -> dict[str, str]:

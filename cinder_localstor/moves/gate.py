@@ -117,11 +117,11 @@ TABLE: dict[Operation, dict[str, Answer]] = {
     Operation.SNAPSHOT: _answers(
         _YES, _UNDECIDED, _WAITS, _WAITS, _SEALS, _ARRIVES, _YES, _YES,
         _YES, _DELETED),
+    Operation.CLONE: _answers(
+        _YES, _UNDECIDED, _WAITS, _WAITS, _SEALS, _ARRIVES, _YES, _YES,
+        _YES, _DELETED),
     # What is on another node still would not be in it.
     Operation.MANAGE: _answers(
-        _YES, _UNDECIDED, _WAITS, _WAITS, _ARRIVES, _ARRIVES, _YES, _YES,
-        _YES, _DELETED),
-    Operation.CLONE: _answers(
         _YES, _UNDECIDED, _WAITS, _WAITS, _ARRIVES, _ARRIVES, _YES, _YES,
         _YES, _DELETED),
     Operation.BACKUP: _answers(

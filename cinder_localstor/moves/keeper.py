@@ -67,7 +67,7 @@ class Keeper:
                 size=volume.size * units.Gi, role=copies.Role.SNAPSHOT,
                 depends_on=self._snapshots.origin(self.host, volume.name))
             place = rows.record_place(ctxt, copy)
-            arriving = self._arriving_volume(ctxt, volume)
+            arriving = self._copier.arriving(ctxt, volume)
             try:
                 if arriving is not None:
                     self._copier.snapshot(ctxt, volume, copy, arriving)
@@ -79,14 +79,6 @@ class Keeper:
                 with excutils.save_and_reraise_exception():
                     self._take_back(ctxt, copy)
         return place
-
-    @staticmethod
-    def _arriving_volume(ctxt: context.RequestContext,
-                         volume: objects.Volume) -> rows.Move | None:
-        """The move that a volume arrives by, if some is still elsewhere."""
-        return next((move for move in rows.for_volume(ctxt, volume.id)
-                     if move.transfer.destination_name == volume.name
-                     and move.state == table.State.MIGRATING), None)
 
     def _arriving(self, ctxt: context.RequestContext, snapshot_id: str
                   ) -> rows.Move | None:

@@ -86,7 +86,6 @@ class Registry:
             host=self.host, name=described.destination_name,
             volume_id=move.volume_id, generation=described.generation,
             size=described.destination_size, role=copies.Role.ARRIVING,
-            snapshot_id=described.snapshot_id,
             state=move.state, move_id=move.move_id,
             newest=max((other.transfer.generation for other in self.moves
                         if other.transfer.source_name

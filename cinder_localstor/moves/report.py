@@ -392,11 +392,12 @@ class _Judge:
         if handle.under not in (expected, (*expected, volume)):
             yield ('the handle lies on %s instead of %s'
                    % (' + '.join(handle.under) or 'nothing', expected[0]))
-        if (handle.read_only and not copy.snapshot_id
+        if (handle.read_only and not sealed
                 and copy.newest <= copy.generation):
             yield 'the handle is read-only'
         if sealed and not handle.read_only:
-            yield 'the volume has moved on, and this copy can be written'
+            yield 'this copy can be written, as none may that is a snapshot ' \
+                'or that the volume has moved on from'
         yield from self._suspended(name)
 
     def _suspended(self, name: str) -> Iterator[str]:
@@ -473,7 +474,8 @@ class _Judge:
         if table.TABLE[table.State(move.state)].serves:
             problems += self._problems_of_serving(move, copy)
             problems += self._problems_of_hydration(move, running.progress)
-        elif table.STAND_ALONE.is_done(move):
+        elif (table.STAND_ALONE.is_done(move)
+                and not move.transfer.is_snapshot):
             problems += self._problems_of_handle(copy)
         return self._entry(copy.name, copy.volume_id, copy.role, problems,
                            running)
@@ -494,7 +496,8 @@ class _Judge:
             nodes = self._destination.node_names(move.transfer)
             yield from ('device %s is missing' % name for name in nodes
                         if name not in observed.devices)
-            yield from self._problems_of_handle(copy, nodes[-1])
+            yield from self._problems_of_handle(
+                copy, nodes[-1], sealed=move.transfer.is_snapshot)
             for name in nodes:
                 yield from self._suspended(name)
 

@@ -108,7 +108,7 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
         recovery=recovery.Recovery(host, node, node_handles, on_destination,
                                    periodic),
         answers=answers.Answers(host, node, on_source, on_destination, steps,
-                                periodic, keeps, gate.Gate(
+                                periodic, copies_here, keeps, gate.Gate(
                                     host, GATE_SHARE
                                     * configuration.localstor_peer_timeout),
                                 configuration),

@@ -257,7 +257,7 @@ class GuestOnDiskTest(HazardTestCase):
 
 
 class AnyTimeTest(HazardTestCase):
-    """What users and administrators do in mid-move (H13, H14, H18)."""
+    """What users and administrators do in mid-move (H14, H18)."""
 
     def setUp(self):
         super().setUp()
@@ -273,16 +273,6 @@ class AnyTimeTest(HazardTestCase):
         self.assertEqual('written first', self.read_stamp(self.moved))
         self.wait_until_arrived(self.moved)
         self.assertEqual('written first', self.read_stamp(self.moved))
-
-    def test_h13_snapshot_is_refused_and_the_volume_moves_on(self):
-        snapshot = self.user.request_snapshot(self.volume)
-        self.wait_for('the snapshot is refused', lambda: self.user.snapshots()
-                      == {snapshot: 'error'})
-        self.assertIn('You can take a snapshot of it when the move has ended',
-                      self.log_of(self.moved.node))
-        self.assert_arrives()
-        self.user.request_snapshot_deletion(snapshot)
-        self.wait_for('it is gone', lambda: not self.user.snapshots())
 
     def test_h18_force_detach_and_attach_again(self):
         self.attachments.remove(self.moved)

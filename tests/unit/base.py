@@ -45,10 +45,15 @@ REGION_KIB = simulated.REGION * interface.SECTOR // units.Ki
 
 
 def snapshot_path(node, snapshot_id):
-    """The device that a snapshot is read by on its node."""
+    """The device that a snapshot is read by on its node, None while there is
+    none.
+    """
     name = rows.snapshot_copy_name(snapshot_id)
-    if copies.Label(node.volumes.disks[name].tags).move_id:
+    if handles.handle_name(name) in node.device_mapper.nodes:
         return node.device_mapper.path(handles.handle_name(name))
+    if (copies.Label(node.volumes.disks[name].tags).move_id
+            and name + '-regions' in node.volumes.disks):
+        return None
     return node.volumes.path(name)
 
 

@@ -765,14 +765,15 @@ class Site(base.Cloud):
                 instance.contents.read(number, found)
 
     def _check_snapshot(self, snapshot: Snapshot) -> None:
-        """A snapshot holds what its volume held then, on a node that is on.
+        """A snapshot holds what its volume held then, on a node that is on and
+        serves it.
         """
         place = rows.place_of(self.ctxt, snapshot.row.id)
         if not snapshot.is_good or place in self.off:
             return
         node = self.nodes[place]
         path = base.snapshot_path(node, snapshot.row.id)
-        for number in snapshot.contents.regions():
+        for number in snapshot.contents.regions() if path else ():
             with contextlib.suppress(exception.SourceUnreachable):
                 snapshot.contents.read(number, node.read(path, number))
 

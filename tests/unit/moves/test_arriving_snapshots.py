@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots that are taken of a volume while that still arrives."""
+"""Snapshots and clones of a volume that still arrives."""
 
+import os
 from unittest import mock
 
 import ddt
@@ -14,6 +15,10 @@ from cinder_localstor import rows
 from tests.unit import base
 from tests.unit.moves import test_copier
 from tests.unit.moves import test_keeper
+
+# How a call goes wrong, and whether its node loses its power then
+WAYS = (*((fault, False) for fault in simulated.Fault),
+        (simulated.Fault.CRASH, True), (simulated.Fault.CRASH_AFTER, True))
 
 
 class ArrivingTestCase(test_copier.CopierTestCase):
@@ -194,6 +199,39 @@ class ArrivingTest(ArrivingTestCase):
         self.assert_content(volume)
         self.assert_gone(self.volume, volume)
 
+    @ddt.data(base.A, base.B, base.C)
+    def test_volume_is_cloned_on_any_node(self, host):
+        volume = self.make(host, self.volume)
+        self.cloud.write(self.volume, 3, 'later')
+        self.cloud.write(volume, 5, 'in the clone')
+        self.assert_content(volume)
+        for each in (base.A, base.B, base.C):
+            self.assertEqual(set(), self.cloud.report(each).found())
+        again = self.make(host, volume) if host != base.B else None
+        self.cloud.settle()
+        self.assert_content(volume)
+        if again:
+            self.assert_content(again)
+            self.delete_volume(again)
+        self.delete_volume(volume)
+        self.cloud.settle()
+        self.assert_gone()
+
+    @ddt.data(base.A, base.B)
+    def test_clone_is_deleted_while_all_arrives(self, host):
+        self.delete_volume(self.make(host, self.volume))
+        self.cloud.settle()
+        self.assert_gone()
+
+    @ddt.data(base.A, base.B)
+    def test_power_of_a_node_fails_while_a_clone_arrives(self, host):
+        volume = self.make(base.C, self.volume)
+        self.cloud.write(volume, 5, 'in the clone')
+        self.restart(host)
+        self.cloud.settle()
+        self.assert_content(volume)
+        self.assert_reads(self.volume)
+
     def test_volume_of_a_snapshot_that_is_read_is_not_deleted(self):
         snapshot = self.take()
         volume = self.make(base.C, snapshot)
@@ -295,23 +333,56 @@ class ThinHydratorArrivingTest(ThinArrivingTest):
     data_path = 'hydrator'
 
 
-@ddt.ddt
-class FaultTest(test_keeper.FaultTestCase):
-    """Each call in which an arriving snapshot has a part goes wrong once."""
+class FaultTestCase(test_copier.CopierTestCase, test_keeper.FaultTestCase):
+    """Each call in a history with a volume that arrives goes wrong once."""
 
-    parts = ('take', 'arrive', 'delete')
     least = 20
 
     def setUp(self):
         super().setUp()
         self.forget_volume(self.volume)
 
-    def live(self):
+    def try_calls(self):
+        """Each call goes wrong in one way, or in all of them if there is time.
+        """
+        for number, (fault, power) in enumerate(WAYS):
+            self.try_every_call(
+                fault, power,
+                slice(None) if 'LOCALSTOR_SOAK_FAULTS' in os.environ
+                else slice(number, None, len(WAYS)))
+
+    def begin(self):
         volume = self.cloud.create_volume()
         self.cloud.move(volume, to=base.B)
         self.cloud.watch()
         self.cloud.nodes[base.B].hydrate(most=3)
         self.cloud.write(volume, 9, 'written on the way')
+        return volume
+
+    def come_back(self):
+        """What has died, and lost its power if that is tried, is back."""
+        for host in tuple(self.cloud.down):
+            if self.power:
+                self.cloud.nodes[host].cut_power()
+            self.cloud.boot(host)
+            self.cloud.watch()
+            self.cloud.watch()
+
+    def forget_volume(self, volume):
+        host = self.cloud.host_of(volume)
+        self.cloud.movers[host]._handles.delete(
+            self.cloud.refresh(volume).name)
+        self.cloud.watch()
+        self.cloud.refresh(volume).destroy()
+
+
+class FaultTest(FaultTestCase):
+    """A snapshot is taken, arrives and is deleted."""
+
+    parts = ('take', 'arrive', 'delete')
+
+    def live(self):
+        volume = self.begin()
         with self.part('take'):
             snapshot = self.take(volume)
         self.come_back()
@@ -333,15 +404,6 @@ class FaultTest(test_keeper.FaultTestCase):
             self.assert_whole(volume)
         self.forget_volume(volume)
 
-    def come_back(self):
-        """What has died, and lost its power if that is tried, is back."""
-        for host in tuple(self.cloud.down):
-            if self.power:
-                self.cloud.nodes[host].cut_power()
-            self.cloud.boot(host)
-            self.cloud.watch()
-            self.cloud.watch()
-
     def judge(self, snapshot, broken_off=None):
         self.come_back()
         if not snapshot.deleted:
@@ -350,20 +412,8 @@ class FaultTest(test_keeper.FaultTestCase):
                 self.change(snapshot, 'error')
             self.assert_as_then(snapshot)
 
-    def forget_volume(self, volume):
-        host = self.cloud.host_of(volume)
-        self.cloud.movers[host]._handles.delete(
-            self.cloud.refresh(volume).name)
-        self.cloud.watch()
-        self.cloud.refresh(volume).destroy()
-
-    @ddt.data(*simulated.Fault)
-    def test_snapshot_is_right_or_not_there(self, fault):
-        self.try_every_call(fault)
-
-    @ddt.data(simulated.Fault.CRASH, simulated.Fault.CRASH_AFTER)
-    def test_power_cut_at_every_call(self, fault):
-        self.try_every_call(fault, power=True)
+    def test_snapshot_is_right_or_not_there(self):
+        self.try_calls()
 
 
 class HydratorFaultTest(FaultTest):
@@ -374,3 +424,39 @@ class HydratorFaultTest(FaultTest):
 class ThinFaultTest(FaultTest):
 
     thin = True
+
+
+class CloneFaultTest(FaultTestCase):
+    """A clone is made, and arrives."""
+
+    parts = ('clone', 'arrive')
+    there = base.B
+
+    def live(self):
+        volume = self.begin()
+        with self.part('clone'):
+            clone = self.make(self.there, volume)
+        self.come_back()
+        self.cloud.write(volume, 3, 'written later')
+        with self.part('arrive'):
+            for _time in range(2):
+                self.cloud.hydrate()
+                self.cloud.watch()
+        self.cloud.settle(power=self.power)
+        self.assert_reads(volume)
+        if clone.status == 'available':
+            self.assert_content(clone)
+        self.delete_volume(clone)
+        self.cloud.settle()
+        self.cloud.watch()
+        if self.plan:
+            self.assert_whole(volume)
+        self.forget_volume(volume)
+
+    def test_clone_is_right_or_not_there(self):
+        self.try_calls()
+
+
+class CloneElsewhereFaultTest(CloneFaultTest):
+
+    there = base.C

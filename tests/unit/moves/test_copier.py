@@ -443,7 +443,7 @@ class CloneTest(CopierTestCase):
         del self.cloud.nodes[base.A].device_mapper.hydrate
         self.assert_made(volume)
 
-    def test_what_still_arrives_is_not_cloned(self):
+    def test_what_may_yet_be_written_elsewhere_is_not_cloned(self):
         self.cloud.move(self.volume)
         self.patch('tenacity.stop_after_delay',
                    return_value=tenacity.stop_after_attempt(1))
@@ -505,7 +505,7 @@ class CloneTest(CopierTestCase):
         self.delete_volume(volume)
         self.assertEqual([], self.cloud.leftovers([self.volume]))
 
-    def test_what_still_arrives_elsewhere_is_not_cloned(self):
+    def test_what_may_yet_be_written_elsewhere_is_not_cloned_there(self):
         self.cloud.move(self.volume)
         self.patch('tenacity.stop_after_delay',
                    return_value=tenacity.stop_after_attempt(1))

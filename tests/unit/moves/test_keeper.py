@@ -226,12 +226,15 @@ class FaultTestCase(KeeperTestCase):
         for node in self.cloud.nodes.values():
             node.faults.forget()
 
-    def try_every_call(self, fault, power=False):
+    def try_every_call(self, fault, power=False, some=slice(None)):
+        """:param some: which of the calls"""
+        self.plan, self.power = None, False
         self.live()
         calls = [(part, *call) for part in self.parts
                  for call in self.seen[part]]
         self.assertGreater(len(calls), self.least)
         self.power = power
+        calls = calls[some]
         for part, host, name, nth in calls:
             self.plan = (part, host, simulated.Call(name, nth, fault))
             try:
