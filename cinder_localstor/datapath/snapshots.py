@@ -63,9 +63,9 @@ class Snapshots:
         :raises NotEnoughSpace: the volume group or the pool is too full
         :raises StillArrives: some of the content is on another node
         """
-        found = self._volumes.find(name)
-        if snapshot.name in self._volumes.logical_volumes():
+        if self._volumes.is_active(snapshot.name):
             return
+        found = self._volumes.find(name)
         if copies.Label(found.tags).move_id:
             raise exception.StillArrives(name=name,
                                          volume_id=snapshot.volume_id)
