@@ -530,8 +530,23 @@ def get(ctxt: context.RequestContext, move_id: str) -> Move | None:
 def for_volume(ctxt: context.RequestContext, volume_id: str) -> list[Move]:
     """The running moves of a user's volume, in the order of its travels.
 
-    Snapshots of it that arrive are none, see :func:`arriving_snapshots`.
+    Snapshots of it that arrive are none, see :func:`snapshots_arriving`.
     """
+    return sorted((move for move in _of_volume(ctxt, volume_id)
+                   if not move.transfer.is_snapshot),
+                  key=lambda move: move.transfer.generation)
+
+
+def snapshots_arriving(ctxt: context.RequestContext, volume_id: str
+                       ) -> list[Move]:
+    """What brings the rest of a volume's snapshots that were taken while it
+    arrived itself.
+    """
+    return [move for move in _of_volume(ctxt, volume_id)
+            if move.transfer.is_snapshot]
+
+
+def _of_volume(ctxt: context.RequestContext, volume_id: str) -> list[Move]:
     stem, row = _stem(volume_id), models.VolumeAdminMetadata
     with db.main_context_manager.reader.using(ctxt.elevated()) as session:
         # Of a volume that was deleted, too
@@ -543,19 +558,7 @@ def for_volume(ctxt: context.RequestContext, volume_id: str) -> list[Move]:
         stem + FIRST_ID[STEM:], stem + LAST_ID[STEM:]))
     if linked:
         moves += _moves(ctxt, own, models.Volume.id.in_(linked))
-    return sorted((move for move in moves if not move.transfer.is_snapshot),
-                  key=lambda move: move.transfer.generation)
-
-
-def arriving_snapshots(ctxt: context.RequestContext, host: str
-                       ) -> list[Move]:
-    """What brings a backend the rest of snapshots that were taken while their
-    volumes arrived there.
-
-    :param host: ``host@backend``
-    """
-    return [move for move in for_host(ctxt, host)
-            if move.transfer.is_snapshot]
+    return moves
 
 
 def for_host(ctxt: context.RequestContext, host: str) -> list[Move]:

@@ -193,11 +193,10 @@ class Custodian:
         self._begun.setdefault(snapshot.id, 0)
         name = rows.snapshot_copy_name(snapshot.id)
         with self._gate.lock(snapshot.volume_id):
-            moves = rows.for_host(ctxt, self.host)
-            if table.readers(moves, self.host, name):
+            if table.readers(rows.for_host(ctxt, self.host), self.host, name):
                 raise exception.SnapshotIsNeeded(snapshot_id=snapshot.id)
-            if any(move.transfer.snapshot_id == snapshot.id
-                   for move in moves):
+            if any(move.transfer.snapshot_id == snapshot.id for move
+                   in rows.snapshots_arriving(ctxt, snapshot.volume_id)):
                 raise exception.SnapshotArrives(snapshot_id=snapshot.id)
             self._let_go(name, name, snapshot.id)
             rows.forget_place(ctxt, snapshot.id)

@@ -150,11 +150,11 @@ class Look:
                 and not other.transfer.is_snapshot]
 
     def arriving_snapshots(self, host: str) -> list[rows.Move]:
-        """See :func:`rows.arriving_snapshots`."""
-        if self._whole and host == self.tools.host:
-            return [move for move in self._moves if move.transfer.is_snapshot]
-        return self._once(('arriving snapshots', host), lambda: (
-            rows.arriving_snapshots(self._ctxt, host)))
+        """What brings a backend the rest of snapshots."""
+        moves = (self._moves if self._whole and host == self.tools.host
+                 else self._once(('moves of', host), lambda: (
+                     rows.for_host(self._ctxt, host))))
+        return [move for move in moves if move.transfer.is_snapshot]
 
     def is_kept(self, move: rows.Move) -> bool:
         """Whether thick snapshots lie on a move's source copy."""

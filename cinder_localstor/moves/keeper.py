@@ -80,18 +80,20 @@ class Keeper:
                     self._take_back(ctxt, copy)
         return place
 
-    def _arriving(self, ctxt: context.RequestContext, snapshot_id: str
-                  ) -> rows.Move | None:
+    @staticmethod
+    def _arriving(ctxt: context.RequestContext, volume_id: str,
+                  snapshot_id: str) -> rows.Move | None:
         """What brings the rest of a snapshot, if that arrives."""
         return next((move for move
-                     in rows.arriving_snapshots(ctxt, self.host)
+                     in rows.snapshots_arriving(ctxt, volume_id)
                      if move.transfer.snapshot_id == snapshot_id), None)
 
     def _take_back(self, ctxt: context.RequestContext, snapshot: copies.Copy
                    ) -> None:
         """Let there be nothing of a snapshot that failed, if that can be."""
         try:
-            if self._arriving(ctxt, snapshot.snapshot_id) is None:
+            if self._arriving(ctxt, snapshot.volume_id,
+                              snapshot.snapshot_id) is None:
                 self._snapshots.delete(snapshot.name)
             rows.forget_place(ctxt, snapshot.snapshot_id)
         except Exception as error:
@@ -133,7 +135,7 @@ class Keeper:
         with self._gate.lock(volume_id):
             if table.readers(rows.for_host(ctxt, self.host), self.host, name):
                 self._snapshots.disown(name)
-            elif arriving := self._arriving(ctxt, snapshot_id):
+            elif arriving := self._arriving(ctxt, volume_id, snapshot_id):
                 self._discard(ctxt, arriving)
             else:
                 self._snapshots.delete(name)

@@ -291,8 +291,7 @@ class Mover:
 
         :raises DeletedTooEarly: some of one is still on another node
         """
-        if any(move.volume_id == volume_id
-               for move in rows.arriving_snapshots(ctxt, self.host)):
+        if rows.snapshots_arriving(ctxt, volume_id):
             raise exception.DeletedTooEarly(
                 volume_id=volume_id, reason='has a snapshot that still '
                 'arrives with it, or is being deleted')

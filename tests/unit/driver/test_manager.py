@@ -767,18 +767,18 @@ class SnapshotTest(SnapshotTestCase):
         self.cloud.settle()
         self.assert_as_then(snapshot)
 
-    def test_snapshot_in_mid_move_is_refused_and_leaves_nothing(self):
+    def test_snapshot_in_mid_move_is_of_that_moment_and_arrives(self):
         self.cloud.attach(self.volume, B)
+        self.cloud.watch()
         self.assertEqual(table.State.MIGRATING, self.state())
-        self.override('localstor_peer_timeout', 1)
-        self.cloud.boot(B)
-        snapshot = self.assert_refused(
-            self.volume.id, 'take a snapshot of it',
-            'all of it has arrived')
+        snapshot = self.take()
+        self.cloud.write(self.volume, 3, 'later')
+        self.assert_as_then(snapshot)
+        self.cloud.settle()
+        self.assert_as_then(snapshot)
         self.assertIsNone(self.cloud.delete_snapshot(snapshot))
         self.cloud.settle()
         self.assert_nothing_left(self.volume)
-        self.take()
 
     def test_snapshot_of_what_has_arrived_needs_no_end_of_the_move(self):
         attachment = self.cloud.attach(self.volume, B)

@@ -37,8 +37,8 @@ class ArrivingTestCase(test_copier.CopierTestCase):
 
     def arrivals(self):
         """What brings snapshots the rest of them, by state."""
-        return [move.state for host in self.cloud.nodes for move
-                in rows.arriving_snapshots(self.ctxt, host)]
+        return [move.state for move in rows.snapshots_arriving(
+            self.ctxt, self.volume.id)]
 
     def be_impatient(self):
         """Let nobody wait for long."""

@@ -116,7 +116,7 @@ class AtOnceTest(base.TestCase):
         super().setUp()
         self.inside = base.Inside()
         self.move = mock.Mock(move_id='m', source_name='copy', is_copy=False,
-                              state='migrating', done=())
+                              is_snapshot=False, state='migrating', done=())
         # The database of the tests is that of one thread.
         self.get = self.patch('cinder_localstor.rows.get',
                               return_value=self.move)
@@ -148,7 +148,7 @@ class AtOnceTest(base.TestCase):
         runner = self.runner(self.inside)
         base.at_once(*[lambda move_id=move_id: runner.run(
             self.ctxt, mock.Mock(move_id=move_id, source_name='copy',
-                                 is_copy=False),
+                                 is_copy=False, is_snapshot=False),
             ['export_source'])
             for move_id in 'mn'])
         self.assertEqual(2, self.inside.most)
