@@ -23,12 +23,15 @@ class Guest:
     """A process on a node that reads and writes stamps on a device."""
 
     def __init__(self, cloud: clouds.Cloud, node: nodes.Node, device: str,
-                 ledger: ledgers.Ledger, journal: journals.Journal,
-                 rate: float) -> None:
-        """:param rate: requests a second"""
+                 volume: str, ledger: ledgers.Ledger,
+                 journal: journals.Journal, rate: float) -> None:
+        """:param volume: whose device it is
+        :param rate: requests a second
+        """
         self._cloud = cloud
         self.node = node
         self._device = device
+        self._volume = volume
         self._ledger = ledger
         self._journal = journal
         self._rate = rate
@@ -73,7 +76,7 @@ class Guest:
                 self._ledger.died()
                 self._journal.fail('The guest of volume %s on %s ended with '
                                    'status %d: %s' % (
-                                       self._ledger.volume, self.node.name,
+                                       self._volume, self.node.name,
                                        status, self._errors.decode()))
         except ledgers.StampError as error:
             self._journal.fail('%s, on %s by the guest' % (
@@ -81,17 +84,17 @@ class Guest:
         except errors.LabError as error:
             self._ledger.died()
             if (self.node.volatile_disks
-                    or leftovers.moves(self._cloud).get(self._ledger.volume)):
+                    or leftovers.moves(self._cloud).get(self._volume)):
                 # On any disk dm-clone keeps a write for later that goes to a
                 # region which has not arrived: its map is not durable before
                 # a flush.
                 self._ledger.lose()
             self._journal.note('guest', 'of volume %s on %s is lost: %s' % (
-                self._ledger.volume, self.node.name, error))
+                self._volume, self.node.name, error))
             if not self._journal.disturbed(time.monotonic()):
                 self._journal.fail('The guest of volume %s on %s was lost '
                                    'without a power cut: %s' % (
-                                       self._ledger.volume, self.node.name,
+                                       self._volume, self.node.name,
                                        error))
         finally:
             os.close(self._input)

@@ -11,12 +11,15 @@ since the last flush is allowed then.
 """
 
 from collections.abc import Iterable
+import itertools
 import threading
 
 from lab import stamps
 
 # Numbers of writes of one life of the writer.
 LIFE = 1 << 32
+# No writers of one volume live more often.
+LIVES = 1000
 
 
 class StampError(Exception):
@@ -29,8 +32,12 @@ class Ledger:
     Blocks are numbered ``cluster * CLUSTER_BLOCKS + place in the cluster``.
     """
 
+    _forks = itertools.count(1)
+
     def __init__(self, volume: str, size: int) -> None:
-        """:param size: bytes"""
+        """:param volume: whose id the stamps have
+        :param size: bytes
+        """
         self.volume = volume
         self.clusters = stamps.clusters_of(size)
         self.acknowledged = 0
@@ -89,13 +96,33 @@ class Ledger:
                 self._several[block] = frozenset(
                     (self._durable.get(block, 0), *numbers))
 
+    # Copies
+
+    def fork(self) -> 'Ledger':
+        """What a copy of the volume must hold that is asked for now.
+
+        Its stamps have the volume's id, too, and numbers of their own.
+        """
+        with self._lock:
+            fork = Ledger(self.volume, 0)
+            fork.clusters = self.clusters
+            fork.acknowledged = self.acknowledged
+            fork._durable = self._newest()
+            fork._under_way = {block: list(begun) for block, begun
+                               in self._under_way.items()}
+            fork._several = dict(self._several)
+            fork._life, fork._last = self._life, self._last
+        # The copy may have what is written until it is made.
+        fork.died()
+        fork._life = next(self._forks) * LIVES
+        return fork
+
     # What is expected
 
     def newest(self) -> dict[int, int]:
         """The last acknowledged write of each block that has one."""
         with self._lock:
-            return dict(self._durable) | {
-                block: numbers[-1] for block, numbers in self._fresh.items()}
+            return self._newest()
 
     def check_not_older(self, lines: Iterable[str], floor: dict[int, int]
                         ) -> int:
@@ -123,6 +150,10 @@ class Ledger:
         return seen
 
     # Inside
+
+    def _newest(self) -> dict[int, int]:
+        return dict(self._durable) | {
+            block: numbers[-1] for block, numbers in self._fresh.items()}
 
     def _blocks(self, cluster: int, words: list[str]
                 ) -> list[tuple[int, str]]:

@@ -2,26 +2,32 @@
 """A user in a chaos run: decides by a seed, acts, and goes on after failures.
 
 He has one volume at a time, and one guest at most writes it: a guest has ended
-before the volume is used on another node.  What he can't undo at once, because
-the cloud does not answer, he undoes later, as an administrator would.
+before the volume is used on another node.  Now and then he takes a snapshot,
+or goes on with a copy and deletes what it was made of.  What he can't undo at
+once, because the cloud does not answer, he undoes later, as an administrator
+would.
 """
 
 import contextlib
+import dataclasses
 import random
 import time
 import traceback
+from typing import Callable
 from typing import Iterator
 import uuid
 
 from keystoneauth1 import exceptions
 
 from lab import cloud as clouds
+from lab import configuration
 from lab import errors
 from lab import guest as guests
 from lab import journal as journals
 from lab import ledger as ledgers
 from lab import leftovers
 from lab import node as nodes
+from lab import rest
 from lab import sizes
 from lab import user as users
 
@@ -36,14 +42,28 @@ LARGEST = 3
 REFUSALS = ('may yet go back', 'is being extended', 'Attach it again',
             'Free some space')
 # The API does not pass on why these are refused.
-MUTE = ('extend', 'delete')
+MUTE = ('extend', 'delete', 'migrate', 'revert')
 # What a service that comes back does not leave so
 SETTLED_BY_THE_DRIVER = ('extending', 'retyping')
+# Of a volume that Cinder migrates
+MIGRATING = ('starting', 'migrating', 'completing')
 UNDECIDED = ('preparing', 'starting', 'aborting', 'discarding')
 
 
 class Stuck(Exception):
     """Something does not become what it should, and nothing excuses it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A snapshot of the volume, and what it must hold.
+
+    :ivar size: GiB
+    """
+
+    id: str
+    ledger: ledgers.Ledger
+    size: int
 
 
 class Player:
@@ -65,12 +85,18 @@ class Player:
         self._size = 0
         self._count = 0
         self._ledger: ledgers.Ledger
+        self._snapshot: Snapshot | None = None
+        self._rest = rest.Rest(name, self._user, journal)
         self._attachment: users.Attachment | None = None
         # The other one of a live migration that is under way
         self._second: users.Attachment | None = None
         self._guest: guests.Guest | None = None
         # Whether the cloud may have something of ours that we don't know
         self._unsure = False
+        # Whether there may be volumes or snapshots that nobody wants
+        self._untidy = False
+        # Whether nobody knows what the volume holds
+        self._spoiled = False
         self._waits_since = 0.0
         # Since when the volume has a status that must end by itself
         self._passing_since = 0.0
@@ -94,7 +120,7 @@ class Player:
     def _caught(self) -> Iterator[None]:
         try:
             yield
-        except (Stuck, ledgers.StampError) as error:
+        except (Stuck, rest.RestError, ledgers.StampError) as error:
             self._journal.fail('%s: %s' % (self.name, error))
         except Exception:
             self._journal.fail('%s, volume %s: %s' % (
@@ -110,30 +136,57 @@ class Player:
         """
         dice, second = self._random.random(), self._random.random()
         node = self._random.choice(self._nodes)
-        if self._unsure:
+        if self._unsure or self._untidy:
             self._clear_up()
-        elif not self.volume:
+        if self._unsure:
+            return
+        if not self.volume:
             self._act('create', self._create)
         elif self._attachment is None:
-            self._use(dice, node)
+            self._use(dice, second, node)
         elif self._guest is None or not self._guest.alive:
             self._revive(dice)
         elif dice < 0.20:
             self._act('detach', self._detach)
-        elif dice < 0.45:
+        elif dice < 0.40:
             self._act('move to ' + node.name, lambda: self._move(node))
-        elif dice < 0.75:
+        elif dice < 0.65:
             self._migrate(node, second)
-        elif dice < 0.85:
+        elif dice < 0.75:
             self._act('extend', self._extend)
+        elif dice < 0.90:
+            self._copy(second)
 
-    def _use(self, dice: float, node: nodes.Node) -> None:
-        if dice < 0.70:
+    def _use(self, dice: float, second: float, node: nodes.Node) -> None:
+        if dice < 0.60:
             self._act('attach on ' + node.name, lambda: self._attach(node))
-        elif dice < 0.85:
+        elif dice < 0.70:
             self._act('extend', self._extend)
+        elif dice < 0.80:
+            self._copy(second)
+        elif dice < 0.90:
+            self._change(node)
         else:
             self._act('delete', self._delete)
+
+    def _copy(self, dice: float) -> None:
+        """Take a snapshot, or go on with a copy."""
+        if dice < 0.4:
+            self._act('clone', self._go_on_with_a_clone)
+        elif self._snapshot is None:
+            self._act('snapshot', self._take_snapshot)
+        elif dice < 0.8:
+            self._act('restore', self._go_on_with_the_snapshot)
+        else:
+            self._act('forget', self._forget_snapshot)
+
+    def _change(self, node: nodes.Node) -> None:
+        """Let a volume that nobody uses be elsewhere, or as it was."""
+        if self._snapshot is None:
+            self._act('migrate to ' + node.name,
+                      lambda: self._migrate_unused(node))
+        elif self._snapshot.size == self._size:
+            self._act('revert', self._revert)
 
     def _revive(self, dice: float) -> None:
         """After the death of the guest, most likely with its node."""
@@ -165,7 +218,7 @@ class Player:
         return True
 
     def _failed(self, what: str, error: Exception, start: float) -> None:
-        self._unsure = True
+        self._unsure = self._untidy = True
         text = ' '.join(str(error).split())
         if isinstance(error, exceptions.HttpError) and (
                 error.response is not None):
@@ -190,9 +243,12 @@ class Player:
 
     # -- Actions ------------------------------------------------------------
 
-    def _create(self) -> None:
+    def _new_name(self) -> str:
         self._count += 1
-        name = '%s-%d' % (self.name, self._count)
+        return '%s-%d' % (self.name, self._count)
+
+    def _create(self) -> None:
+        name = self._new_name()
         try:
             self.volume = self._user.request_volume(name, 1, self._type)
         except exceptions.ClientException:
@@ -235,7 +291,8 @@ class Player:
             raise users.VolumeError('there is no %s yet' % attachment.device)
         self._waits_since = 0.0
         self._guest = guests.Guest(self._cloud, node, attachment.device,
-                                   self._ledger, self._journal, self._rate)
+                                   self.volume, self._ledger, self._journal,
+                                   self._rate)
 
     def _stop_guest(self, timeout: float = 60) -> None:
         """:raises VolumeError: it hangs in the kernel; nothing may be done
@@ -303,27 +360,92 @@ class Player:
         else:
             self._ledger.clusters = size * 256
 
+    def _take_snapshot(self) -> None:
+        ledger = self._ledger.fork()
+        taken = self._user.request_snapshot(self.volume, self._new_name())
+        self._wait_for('snapshot %s' % taken, 'available',
+                       lambda: self._user.snapshots().get(taken))
+        self._snapshot = Snapshot(taken, ledger, self._size)
+
+    def _forget_snapshot(self) -> None:
+        assert self._snapshot is not None
+        forgotten, self._snapshot = self._snapshot, None
+        self._user.request_snapshot_deletion(forgotten.id)
+        self._wait_for('snapshot %s' % forgotten.id, None,
+                       lambda: self._user.snapshots().get(forgotten.id))
+
+    def _go_on_with_a_clone(self) -> None:
+        self._go_on(self._ledger.fork(), self._size,
+                    source_volid=self.volume)
+
+    def _go_on_with_the_snapshot(self) -> None:
+        assert self._snapshot is not None
+        self._go_on(self._snapshot.ledger.fork(), self._snapshot.size,
+                    snapshot_id=self._snapshot.id)
+
+    def _go_on(self, ledger: ledgers.Ledger, size: int, **source: str
+               ) -> None:
+        """Use a copy from now on, which may well arrive for a while; what
+        it is made of is deleted meanwhile.
+        """
+        copy = self._user.request_volume(self._new_name(), size, self._type,
+                                         **source)
+        self._wait_for('volume %s' % copy, 'available',
+                       lambda: self._user.status(copy))
+        if self._attachment:
+            self._detach()
+        self.volume, self._size, self._ledger = copy, size, ledger
+        self._snapshot = None
+        self._untidy = not self._remove_rest()
+
+    def _remove_rest(self) -> bool:
+        return self._rest.remove(
+            self.volume, self._snapshot.id if self._snapshot else '')
+
+    def _migrate_unused(self, node: nodes.Node) -> None:
+        if self._user.host(self.volume) == node.name:
+            return
+        self._user.migrate(self.volume, configuration.pool(node.name,
+                                                           self._type))
+        self._wait_for(
+            'migration of volume %s' % self.volume, 'success',
+            lambda: self._user.show(self.volume)['migration_status'])
+        self._wait('available')
+
+    def _revert(self) -> None:
+        assert self._snapshot is not None
+        self._spoiled = True
+        self._user.revert(self.volume, self._snapshot.id)
+        self._wait('available')
+        self._ledger = self._snapshot.ledger.fork()
+        self._spoiled = False
+
     def _delete(self) -> None:
+        if self._snapshot:
+            self._forget_snapshot()
         self._user.request_deletion(self.volume)
         self._wait(None)
 
     def _wait(self, status: str | None) -> None:
         """Wait for a status, None: until the volume is gone."""
-        start = time.monotonic()
-        while True:
-            found = self._user.status(self.volume)
-            if found == status:
-                break
-            if found is None or 'error' in found:
-                raise users.VolumeError('volume %s is %s, not %s' % (
-                    self.volume, found, status))
-            if time.monotonic() > start + (
-                    PATIENCE if found.endswith('ing') else POLL):
-                raise users.VolumeError('volume %s stays %s' % (
-                    self.volume, found))
-            time.sleep(POLL)
+        self._wait_for('volume %s' % self.volume, status,
+                       lambda: self._user.status(self.volume))
         if status is None:
             self.volume = ''
+            self._spoiled = False
+
+    @staticmethod
+    def _wait_for(what: str, status: str | None,
+                  look: Callable[[], str | None]) -> None:
+        start = time.monotonic()
+        while (found := look()) != status:
+            if found is None or 'error' in found:
+                raise users.VolumeError('%s is %s, not %s' % (
+                    what, found, status))
+            if time.monotonic() > start + (
+                    PATIENCE if found.endswith('ing') else POLL):
+                raise users.VolumeError('%s stays %s' % (what, found))
+            time.sleep(POLL)
 
     # -- After a failure ----------------------------------------------------
 
@@ -332,7 +454,9 @@ class Player:
         self._journal.under_way[self.name] = 'clear up'
         start = time.monotonic()
         try:
-            self._unsure = not self._is_clear()
+            self._untidy = not self._remove_rest()
+            if self._unsure:
+                self._unsure = not self._is_clear()
         except (exceptions.ClientException, errors.LabError) as error:
             self._journal.note(self.name, 'clear up: not yet: %s' % ' '.join(
                 str(error).split()))
@@ -366,25 +490,29 @@ class Player:
         if self._attachment is not None or self._ledger.acknowledged:
             self._journal.note(self.name, 'volume is gone')
         self.volume = ''
-        self._attachment = None
+        self._attachment = self._snapshot = None
+        self._spoiled = False
 
     def _is_well(self, volume: dict) -> bool:
         """Whether the volume's status is one of rest; mends it if not."""
         status, size = volume['status'], volume['size']
         wanted = 'in-use' if self._attachment else 'available'
-        if status == wanted:
+        if status == wanted and not self._spoiled and (
+                volume['migration_status'] not in MIGRATING):
             self._passing_since = 0.0
             if size != self._size:
                 self._grow(size)
             return True
         self._journal.note(self.name, 'volume %s is %s' % (
             self.volume, status))
-        if status in ('error', 'error_deleting'):
+        if status in ('error', 'error_deleting') or (
+                self._spoiled and status == 'available'):
             # It never came to be, or its deletion was broken off.
             self._user.reset(self.volume, 'available')
             self._act('delete', self._delete)
             return not self.volume
-        if status in ('error_extending', 'available', 'in-use'):
+        if status in ('error_extending', 'available', 'in-use') and (
+                volume['migration_status'] not in MIGRATING):
             self._journal.count('mended by hand')
             self._user.reset(self.volume, wanted)
             return False
@@ -396,8 +524,9 @@ class Player:
                 raise Stuck('volume %s stays %s' % (self.volume, status))
             if status not in SETTLED_BY_THE_DRIVER:
                 self._journal.count('mended by hand')
-                self._user.reset(self.volume, 'error' if status in (
-                    'creating', 'deleting') else wanted)
+                self._user.reset(
+                    self.volume, 'error' if status in ('creating', 'deleting')
+                    else wanted, migration_status='none')
             self._passing_since = 0.0
         return False
 
@@ -406,11 +535,12 @@ class Player:
     def _settle(self) -> None:
         """Until the volume is well and used by a guest, or not at all."""
         start = time.monotonic()
-        while self._unsure or self._attachment is not None and (
-                self._guest is None or not self._guest.alive):
+        while self._unsure or self._untidy or (
+                self._attachment is not None and (
+                    self._guest is None or not self._guest.alive)):
             if time.monotonic() > start + 2 * PATIENCE:
                 raise Stuck('volume %s does not settle' % self.volume)
-            if self._unsure:
+            if self._unsure or self._untidy:
                 self._clear_up()
             else:
                 self._guest = None

@@ -152,15 +152,21 @@ class User:
             return found is not None
         is_there()
 
-    def request_snapshot(self, volume_id: str) -> str:
+    def request_snapshot(self, volume_id: str, name: str = 'of-a-user'
+                         ) -> str:
         """Ask for a snapshot of a volume, in use or not; its id."""
         return self._api.post('/snapshots', json={'snapshot': {
-            'volume_id': volume_id, 'force': True}}).json()['snapshot']['id']
+            'volume_id': volume_id, 'name': name, 'force': True}}).json()[
+                'snapshot']['id']
 
     def snapshots(self) -> dict[str, str]:
         """Statuses of all snapshots, by their ids."""
-        return {row['id']: row['status'] for row in self._api.get(
-            '/snapshots?all_tenants=1').json()['snapshots']}
+        return {row['id']: row['status']
+                for row in self.snapshots_in_detail()}
+
+    def snapshots_in_detail(self) -> list[dict[str, Any]]:
+        """All snapshots of all projects."""
+        return self._api.get('/snapshots?all_tenants=1').json()['snapshots']
 
     def request_snapshot_deletion(self, snapshot_id: str) -> None:
         """Ask for the deletion of a snapshot."""
@@ -414,7 +420,23 @@ class User:
                 'protected': False, 'force': True}}).json()[
                     'os-volume_upload_image']['image_id']
 
-    def reset(self, volume_id: str, status: str) -> None:
-        """Set a volume's status, as an administrator does by hand."""
+    def revert(self, volume_id: str, snapshot_id: str) -> None:
+        """Ask for a volume to be again what its newest snapshot is; does not
+        wait.
+        """
         self._api.post('/volumes/%s/action' % volume_id, json={
+            'revert': {'snapshot_id': snapshot_id}})
+
+    def reset(self, volume_id: str, status: str, **others: str | None
+              ) -> None:
+        """Set a volume's status, as an administrator does by hand.
+
+        :param others: ``migration_status`` and ``attach_status``
+        """
+        self._api.post('/volumes/%s/action' % volume_id, json={
+            'os-reset_status': {'status': status, **others}})
+
+    def reset_snapshot(self, snapshot_id: str, status: str) -> None:
+        """Set a snapshot's status, as an administrator does by hand."""
+        self._api.post('/snapshots/%s/action' % snapshot_id, json={
             'os-reset_status': {'status': status}})

@@ -83,7 +83,7 @@ class RunningGuestTest(base.LabTestCase):
     def live(self, attachment):
         """A guest that has read all that should be there."""
         guest = guests.Guest(self.cloud, attachment.node, attachment.device,
-                             self.ledger, self.journal, rate=30)
+                             self.volume, self.ledger, self.journal, rate=30)
         self.addCleanup(guest.stop, base.PATIENCE)
         self.assertTrue(guest.verified.wait(base.PATIENCE),
                         self.journal.failures)

@@ -31,10 +31,14 @@ class LedgerTest(base.BaseTestCase):
         self.ledger.died()
         self.live_again()
 
-    def read(self, *numbers):
+    @staticmethod
+    def line(*numbers):
+        """What a guest says that has read the cluster."""
         rest = ['0'] * (stamps.CLUSTER_BLOCKS - 1)
-        self.ledger.take(' '.join(
-            ['r', '2', '+'.join(map(str, numbers)), *rest]))
+        return ' '.join(['r', '2', '+'.join(map(str, numbers)), *rest])
+
+    def read(self, *numbers):
+        self.ledger.take(self.line(*numbers))
 
     def refuses(self, *numbers):
         self.assertRaises(ledger.StampError, self.read, *numbers)
@@ -159,3 +163,37 @@ class LedgerTest(base.BaseTestCase):
         self.assertEqual(16, seen(first))
         self.assertEqual(16, seen(second))
         self.assertRaises(ledger.StampError, seen, 0)
+
+    def test_a_copy_has_what_was_acknowledged_before_or_was_under_way(self):
+        first = self.write()
+        fork = self.ledger.fork()
+        second = self.write()
+        for found in (first, second):
+            fork.fork().take(self.line(found))
+        self.assertRaises(ledger.StampError, fork.take, self.line(0))
+
+    def test_a_copy_has_nothing_of_later_lives_of_the_volume(self):
+        self.write()
+        fork = self.ledger.fork()
+        self.live_again()
+        self.assertRaises(ledger.StampError, fork.take,
+                          self.line(self.write()))
+
+    def test_a_volume_has_nothing_of_its_copy(self):
+        self.write()
+        copies = [self.ledger.fork(), self.ledger.fork()]
+        for one in copies:
+            number = one.begin() + 1
+            one.take('a %d 2 0 1' % number)
+            self.refuses(number)
+        self.assertRaises(ledger.StampError, copies[0].take,
+                          self.line(number))
+
+    def test_a_copy_may_be_what_its_volume_may_be(self):
+        old = self.write()
+        self.flush()
+        new = self.write()
+        self.ledger.died()
+        self.ledger.lose()
+        for found in (old, new, new + 1):
+            self.ledger.fork().take(self.line(found))
