@@ -72,7 +72,9 @@ def upload_image(images: http.Api) -> None:
            kernel_id=upload(f'{GUEST}-kernel', 'aki',
                             image.kernel.read_bytes()),
            ramdisk_id=upload(f'{GUEST}-initramfs', 'ari', initramfs),
-           os_command_line=_COMMAND_LINE)
+           os_command_line=_COMMAND_LINE,
+           # An instance that boots from a volume can be rescued only so.
+           hw_rescue_device='disk', hw_rescue_bus='virtio')
 
 
 def wait_for_hypervisors(compute: http.Api, names: Iterable[str],

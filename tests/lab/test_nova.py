@@ -201,6 +201,20 @@ class ActionsTest(BootedTestCase):
         self.instance.wait_for('ACTIVE')
         self.assert_goes_on(self.instance)
 
+    def test_rescued_instance_has_its_volumes(self):
+        data = self.attach_new(self.there)
+        self.instance.act('rescue', {
+            'rescue_image_ref': instances.image(self.cloud)}, version='2.87')
+        self.instance.wait_for('RESCUE')
+        for volume in (self.root, data):
+            self.instance.wait_for_stamps(volume)
+        self.instance.assert_alive()
+        self.instance.act('unrescue')
+        self.instance.wait_for('ACTIVE')
+        self.assert_finds_its_stamps()
+        self.assert_arrives(self.root, self.here)
+        self.assert_arrives(data, self.here)
+
     def test_shelved_instance_comes_back_on_the_other_node(self):
         self.instance.act('shelve')
         self.instance.wait_for('SHELVED_OFFLOADED')
@@ -297,6 +311,11 @@ class FailedMigrationTest(BootedTestCase):
         self.assertEqual([node.name], running)
         return node
 
+    def wait_until_prepared(self):
+        """Wait until QEMU is there on the destination."""
+        self.wait_for('it is prepared', lambda: self.instance.name in (
+            self.there.run(['virsh', 'list', '--all', '--name']).stdout))
+
     def test_aborted(self):
         self.migrate()
         self.instance.abort_live_migration()
@@ -304,10 +323,47 @@ class FailedMigrationTest(BootedTestCase):
 
     def test_qemu_dies_on_the_destination(self):
         self.migrate()
-        self.wait_for('it is prepared', lambda: self.instance.name in (
-            self.there.run(['virsh', 'list', '--all', '--name']).stdout))
+        self.wait_until_prepared()
         self.there.run(['pkill', '-KILL', 'qemu'])
         self.assertEqual(self.here.name, self.assert_is_somewhere().name)
+
+    def test_destination_loses_its_power(self):
+        self.migrate()
+        self.wait_until_prepared()
+        self.there.kill()
+        self.addCleanup(self.cloud.wait_for_backends, [self.there])
+        self.addCleanup(self.there.start)
+        # libvirt notices it after 30 s.  Nova can ask nobody there to clean
+        # up, and wants to be told that all is well.
+        self.wait_for('Nova has given up',
+                      lambda: self.instance.status == 'ERROR')
+        self.instance.assert_alive()
+        self.instance.act('os-resetState', {'state': 'active'})
+        self.assertEqual(self.here.name, self.assert_is_somewhere().name)
+
+    def test_cinder_volume_dies_on_the_destination(self):
+        self.migrate()
+        self.wait_until_prepared()
+        service = self.there.service('cinder-volume')
+        service.kill()
+        self.instance.assert_alive()
+        service.start()
+        self.cloud.wait_for_backends([self.there])
+        self.assertEqual(self.there.name, self.assert_is_somewhere().name)
+
+    def test_destination_has_no_cinder_volume(self):
+        attached = self.user.attachments(self.root)
+        service = self.there.service('cinder-volume')
+        service.kill()
+        self.migrate()
+        self.wait_for('it has failed',
+                      lambda: self.instance.migrations() == ['failed'])
+        self.assertEqual(self.here.name, self.assert_is_somewhere().name)
+        service.start()
+        self.cloud.wait_for_backends([self.there])
+        # Cinder's API keeps what it had reserved, with any driver.
+        reserved, = {*self.user.attachments(self.root)} - {*attached}
+        self.user.remove_attachment(reserved)
 
 
 class EvacuationTest(InstanceTestCase):

@@ -24,6 +24,8 @@ use rustix::system::finit_module;
 const PACE: Duration = Duration::from_millis(20);
 /// Between two looks for disks, and between two reports.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Nova keeps what is said here, whatever the kernel's arguments are.
+const CONSOLE: &str = "/dev/ttyS0";
 /// Until a disk that fails is seen to be gone.
 const DEPARTURE: Duration = Duration::from_secs(5);
 
@@ -51,7 +53,7 @@ fn main() -> io::Result<()> {
     }
     load_modules(Path::new("/modules"))?;
     let console = Arc::new(Mutex::new(
-        File::options().write(true).open("/dev/console")?,
+        File::options().write(true).open(CONSOLE)?,
     ));
     let used = Arc::new(Mutex::new(BTreeSet::new()));
     loop {
