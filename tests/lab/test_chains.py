@@ -9,7 +9,8 @@ class ChainTestCase(base.LabTestCase):
 
     def setUp(self):
         super().setUp()
-        self.volume = self.create(size=2, volume_type=self.volume_type)
+        self.size = base.SIZE[self.volume_type]
+        self.volume = self.create(self.size, self.volume_type)
         home = self.home(self.volume)
         self.first, self.second, self.third = sorted(
             self.nodes, key=lambda node: node.name != home.name)
@@ -46,10 +47,10 @@ class ChainTestCase(base.LabTestCase):
                 if row['migration_status'] == 'target:' + self.volume]
 
     def go_on(self, node):
-        self.add(offset=1000)
+        self.add(offset=900)
         self.go_to(node)
         self.assertEqual(2, len(self.moves()))
-        self.add(offset=1100)
+        self.add(offset=1000)
         self.assert_arrives()
 
 
@@ -90,18 +91,18 @@ class ChainTest(ChainTestCase):
         return any(map(int, found.split()))
 
     def test_power_cut_in_the_middle(self):
-        self.add(offset=1000)
+        self.add(offset=900)
         self.go_to(self.third)
-        self.add(offset=1100)
+        self.add(offset=1000)
         self.second.kill()
         self.second.start()
         self.assert_arrives()
 
     def test_extend_in_mid_move_and_on(self):
         self.add(offset=1000)
-        self.user.extend_volume(self.volume, 3)
+        self.user.extend_volume(self.volume, self.size + 1)
         # Beyond what the move knows of, and over its end
-        self.add(offset=2040, size=20)
+        self.add(offset=1024 * self.size - 8, size=20)
         self.assert_whole()
         self.go_to(self.third)
         self.assert_arrives()

@@ -12,7 +12,8 @@ class SecurityTest(base.LabTestCase):
 
     def setUp(self):
         super().setUp()
-        self.volume = self.create(size=2, volume_type=self.volume_type)
+        self.volume = self.create(base.SIZE[self.volume_type],
+                                  self.volume_type)
         self.source = self.home(self.volume)
         self.destination = self.other(self.source)
 
