@@ -17,8 +17,9 @@ SHORT := $(SHORT)|test_boot|space_for_the_map|nobody_else|secret_is_in
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs|test_clone_of
 
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
-        lab-programs soak qemu-test tempest bench lab-kernel nova lab-up \
-        lab-down clean
+        lab-programs soak soak-walks soak-kills soak-kernel soak-lab \
+        soak-exchanged soak-nova qemu-test tempest bench lab-kernel nova \
+        lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -27,7 +28,9 @@ help:
 	@echo 'make lab-up    a cloud to try things by hand ($(LAB) --help)'
 	@echo 'make lab-down  end it, with all that it started'
 	@echo 'make unit-test, make rust-test, make lab-test   parts of make test'
-	@echo 'make soak      random walks and pairs of faults, new ones, for an hour'
+	@echo 'make soak      all that "make test" has no time for, most of a day;'
+	@echo '               soak-walks, soak-kills, soak-kernel, soak-lab,'
+	@echo '               soak-exchanged, soak-nova   parts of it'
 	@echo 'make qemu-test a guest of QEMU on a disk of the native helper'
 	@echo 'make tempest   Cinder'\''s own suites, beside Cinder'\''s own driver'
 	@echo 'make bench     what a move costs a guest, in figures (BENCH=--quick)'
@@ -72,23 +75,39 @@ unit-test: setup
 	    "is." >&2
 	$(VENV)/bin/tox run
 
-# New walks and pairs each time; what fails says how to repeat it.  Then the
-# tests in the lab that "make test" leaves out.  Then all of them with the two
-# data paths exchanged, and with dozens of moves at once: a thin pool has room
-# for so many where helpers leave holes.  At last moves and chains where
-# helpers have ublk devices, and helpers of both kinds that are killed 200 times
-# each, and Cinder's own suites.  QEMU's guest is first, because it is short.
-soak: setup lab-programs lab-kernel nova qemu-test
+# What "make test" has no time for.  Each part stands alone, because all of them
+# take most of a day.
+soak: qemu-test soak-walks soak-kills soak-kernel soak-lab soak-exchanged \
+      soak-nova tempest
+
+# New ones each time; what fails says how to repeat it
+soak-walks: setup
 	LOCALSTOR_SOAK_WALKS=2000 LOCALSTOR_SOAK_PAIRS=500 \
 	    LOCALSTOR_SOAK_ORDERS=300 LOCALSTOR_SOAK_FAULTS=1 \
 	    $(VENV)/bin/stestr run \
 	    'test_walk|test_pairs|moves.test_inter|test_arriving'
-	$(RUN_LAB_TESTS) --exclude-regex '$(SHORT)'; $(LAB_DOWN)
-	LOCALSTOR_DATA_PATHS=clone,hydrator LOCALSTOR_VERIFY=full \
-	    LOCALSTOR_MANY=50 LOCALSTOR_MEMORY=3G $(RUN_LAB_TESTS); $(LAB_DOWN)
-	LOCALSTOR_KERNEL=own $(RUN_LAB_TESTS) 'test_moves|test_chains'; $(LAB_DOWN)
+
+# Helpers of both kinds
+soak-kills: setup lab-programs lab-kernel
 	LOCALSTOR_KILLS=200 $(RUN_LAB_TESTS) 'was_answered'; $(LAB_DOWN)
-	$(MAKE) tempest
+
+# Where helpers have ublk devices
+soak-kernel: setup lab-programs lab-kernel
+	LOCALSTOR_KERNEL=own $(RUN_LAB_TESTS) 'test_moves|test_chains'; $(LAB_DOWN)
+
+# The tests in the lab that "make test" leaves out
+soak-lab: setup lab-programs lab-kernel
+	$(RUN_LAB_TESTS) --exclude-regex '$(SHORT)|test_nova'; $(LAB_DOWN)
+
+# All of them with the two data paths exchanged, and with dozens of moves at
+# once: a thin pool has room for so many where helpers leave holes.
+soak-exchanged: setup lab-programs lab-kernel
+	LOCALSTOR_DATA_PATHS=clone,hydrator LOCALSTOR_VERIFY=full \
+	    LOCALSTOR_MANY=50 LOCALSTOR_MEMORY=3G \
+	    $(RUN_LAB_TESTS) --exclude-regex 'test_nova'; $(LAB_DOWN)
+
+soak-nova: nova
+	$(RUN_LAB_TESTS) 'test_nova'; $(LAB_DOWN)
 
 # Two to three minutes, without KVM.  Debian's kernel is downloaded, not installed.
 qemu-test: setup rust

@@ -483,10 +483,10 @@ class Restart(_LabCommand):
 class Chaos(_LabCommand):
     """Play users on three nodes while services, nodes and networks fail.
 
-    Users create, attach, move, live-migrate, extend, detach and delete
-    volumes, with guests that write stamps on them. Meanwhile cinder-volume,
-    tgtd, iscsid and native helpers are killed, nodes lose their power and
-    networks are cut.
+    Users create, attach, move, live-migrate, extend, copy, revert, detach and
+    delete volumes, with guests that write stamps on them. Meanwhile
+    cinder-volume, tgtd, iscsid and native helpers are killed, nodes lose their
+    power and networks are cut.
     At the end everything is mended: every stamp must be there, every move
     must end, and nothing may be left on any node.
 
