@@ -140,16 +140,17 @@ class SourceBusy(LocalStorException):
                 "arrived. 'cinder-localstor status' shows both.")
 
 
-class SnapshotArrives(LocalStorException):
-    message = _("Snapshot %(snapshot_id)s was taken while its volume arrived, "
-                "and has not got all of its content yet. Unmanage it when "
-                "'cinder-localstor status' shows no move of it any more.")
+class SnapshotArrives(exception.SnapshotIsBusy):
+    message = _("Snapshot %(snapshot_id)s is as it was, because it was taken "
+                "while its volume arrived, and has not got all of its content "
+                "yet. Unmanage it when 'cinder-localstor status' shows no "
+                "move of it any more.")
 
 
 class SnapshotAway(exception.SnapshotIsBusy):
     message = _("Snapshot %(snapshot_id)s lies on %(host)s, whose "
-                "cinder-volume is down. It is as it was; delete it when that "
-                "is up again.")
+                "cinder-volume is down. It is as it was; %(action)s it when "
+                "that is up again.")
 
 
 class SnapshotsRemain(exception.VolumeIsBusy):
@@ -183,9 +184,9 @@ class VolumeHasGrown(exception.InvalidVolume):
 
 class SnapshotUncertain(LocalStorException):
     message = _("Snapshot %(snapshot_id)s lies on %(host)s, which was asked "
-                "to delete it and did not answer (%(reason)s). When it is up "
-                "again, have an operator say 'openstack snapshot set --state "
-                "error %(snapshot_id)s', and delete it again.")
+                "to %(action)s it and did not answer (%(reason)s). When it is "
+                "up again, have an operator say 'openstack snapshot set "
+                "--state error %(snapshot_id)s', and %(action)s it again.")
 
 
 class LogicalVolumeMissing(LocalStorException):
@@ -347,10 +348,10 @@ class VolumeIsRead(exception.VolumeIsBusy):
 
 
 class SnapshotElsewhere(exception.SnapshotIsBusy):
-    message = _("Snapshot %(snapshot_id)s lies on %(host)s, which its volume "
-                "has left, and can't be unmanaged from another node. It is as "
-                "it was. Attach the volume there, and unmanage it when the "
-                "volume has arrived.")
+    message = _("Snapshot %(snapshot_id)s lies on %(host)s, whose "
+                "cinder-volume is of an earlier release and unmanages none "
+                "for another node. It is as it was. Upgrade that, and "
+                "unmanage it then.")
 
 
 class SnapshotIsNeeded(exception.SnapshotIsBusy):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import contextlib
 import enum
 from typing import Any
@@ -360,9 +361,16 @@ class LocalStorDriver(driver.VolumeDriver):
         ctxt = context.get_admin_context()
         if self._service.custodian.give_back_snapshot(ctxt, snapshot):
             return
-        try:
+        with self._busy_told():
             self._service.keeper.delete(ctxt, snapshot)
-        except exception.SnapshotAway as error:
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _busy_told() -> Iterator[None]:
+        """Let Cinder's user hear of a snapshot that stays as it was."""
+        try:
+            yield
+        except cinder_exception.SnapshotIsBusy as error:
             # Cinder logs that it is busy and no more, and finds what it tells
             # the user by the very name of this class.
             LOG.warning('%s', error)
@@ -439,8 +447,9 @@ class LocalStorDriver(driver.VolumeDriver):
             context.get_admin_context(), snapshot, existing_ref)
 
     def unmanage_snapshot(self, snapshot: objects.Snapshot) -> None:
-        self._service.custodian.unmanage_snapshot(
-            context.get_admin_context(), snapshot)
+        with self._busy_told():
+            self._service.custodian.unmanage_snapshot(
+                context.get_admin_context(), snapshot)
 
     def get_manageable_snapshots(
             self, cinder_snapshots: objects.SnapshotList,

@@ -16,6 +16,7 @@ from cinder_localstor.datapath import transfer
 from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.moves import copier
+from cinder_localstor.moves import custodian
 from cinder_localstor.moves import executor
 from cinder_localstor.moves import gate
 from cinder_localstor.moves import keeper
@@ -34,7 +35,8 @@ class Answers:
                  on_destination: destination.Destination,
                  steps: executor.StepRunner, periodic: scheduler.Scheduler,
                  copies_here: copier.Copier, keeps: keeper.Keeper,
-                 volume_gate: gate.Gate, configuration: Any) -> None:
+                 lets_go: custodian.Custodian, volume_gate: gate.Gate,
+                 configuration: Any) -> None:
         """:param host: ``host@backend`` of this node"""
         self.host = host
         self._node = node
@@ -44,6 +46,7 @@ class Answers:
         self._scheduler = periodic
         self._copier = copies_here
         self._keeper = keeps
+        self._custodian = lets_go
         self._gate = volume_gate
         self._configuration = configuration
         self._wipes = wipes.Wipes(node.volumes)
@@ -117,6 +120,11 @@ class Answers:
                         snapshot_id: str) -> None:
         """Delete a snapshot that lies here, of a volume that has moved on."""
         self._keeper.delete_here(volume_id, snapshot_id)
+
+    def unmanage_snapshot(self, ctxt: context.RequestContext, volume_id: str,
+                          snapshot_id: str) -> None:
+        """Let a snapshot go that lies here, of a volume that has moved on."""
+        self._custodian.unmanage_snapshot_here(ctxt, volume_id, snapshot_id)
 
     def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
         """Look after a move now."""

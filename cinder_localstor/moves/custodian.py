@@ -30,9 +30,11 @@ from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.moves import gate
+from cinder_localstor.moves import keeper
 from cinder_localstor.moves import registry
 from cinder_localstor.moves import table
 from cinder_localstor.node import interface
+from cinder_localstor.peers import rpc
 from cinder_localstor import rows
 
 LOG = logging.getLogger(__name__)
@@ -44,6 +46,11 @@ FAILED = 'error_managing'
 # From what failed Cinder goes on to this when it is deleted.
 FAILED_DELETING = 'error_managing_deleting'
 UNMANAGING = 'unmanaging'
+# What a peer that says no has left of a snapshot as it was
+REFUSALS: dict[str, type[cinder_exception.SnapshotIsBusy]] = {
+    rpc.UNSUPPORTED: exception.SnapshotElsewhere,
+    'SnapshotIsNeeded': exception.SnapshotIsNeeded,
+    'SnapshotArrives': exception.SnapshotArrives}
 # Roles of what users have
 USERS = (copies.Role.STANDING, copies.Role.SNAPSHOT, copies.Role.PASSING)
 
@@ -54,9 +61,10 @@ class Custodian:
     """Manages and unmanages the logical volumes of one backend."""
 
     def __init__(self, host: str, node: interface.Node,
-                 volume_gate: gate.Gate) -> None:
+                 volume_gate: gate.Gate, peers: rpc.PeerAPI) -> None:
         """:param host: ``host@backend`` of this node"""
         self.host = host
+        self._peers = peers
         self._group = node.volumes
         self._handles = handles.Handles(node)
         self._foreign = foreign.Foreign(node)
@@ -178,28 +186,48 @@ class Custodian:
 
     def unmanage_snapshot(self, ctxt: context.RequestContext,
                           snapshot: objects.Snapshot) -> None:
-        """Let a snapshot be Cinder's no more; its logical volume stays.
+        """Let a snapshot be Cinder's no more, wherever it lies; its logical
+        volume stays.
 
-        :raises SnapshotElsewhere: it is not on this node
+        :raises SnapshotElsewhere: its node knows no such request
+        :raises: what :func:`keeper.ask_there` and
+            :meth:`unmanage_snapshot_here` raise
+        """
+        self._begun.setdefault(snapshot.id, 0)
+        host = rows.place_of(ctxt, snapshot.id)
+        if host == self.host:
+            self.unmanage_snapshot_here(ctxt, snapshot.volume_id, snapshot.id)
+        elif host is not None:  # else it was never taken, or is let go
+            self._unmanage_snapshot_there(ctxt, host, snapshot)
+
+    def _unmanage_snapshot_there(self, ctxt: context.RequestContext,
+                                 host: str, snapshot: objects.Snapshot
+                                 ) -> None:
+        try:
+            keeper.ask_there(ctxt, self._peers, host, snapshot, 'unmanage',
+                             self._peers.unmanage_snapshot)
+        except exception.PeerFailed as error:
+            if error.kind not in REFUSALS:
+                raise
+            raise REFUSALS[error.kind](snapshot_id=snapshot.id,
+                                       host=host) from error
+
+    def unmanage_snapshot_here(self, ctxt: context.RequestContext,
+                               volume_id: str, snapshot_id: str) -> None:
+        """Let a snapshot go that lies on this node.
+
         :raises SnapshotIsNeeded: a copy reads it
         :raises SnapshotArrives: some of it is on another node
         """
-        host = rows.place_of(ctxt, snapshot.id)
-        if host is None:
-            return  # it was never taken, or is let go
-        if host != self.host:
-            raise exception.SnapshotElsewhere(snapshot_id=snapshot.id,
-                                              host=host)
-        self._begun.setdefault(snapshot.id, 0)
-        name = rows.snapshot_copy_name(snapshot.id)
-        with self._gate.lock(snapshot.volume_id):
+        name = rows.snapshot_copy_name(snapshot_id)
+        with self._gate.lock(volume_id):
             if table.readers(rows.for_host(ctxt, self.host), self.host, name):
-                raise exception.SnapshotIsNeeded(snapshot_id=snapshot.id)
-            if any(move.transfer.snapshot_id == snapshot.id for move
-                   in rows.snapshots_arriving(ctxt, snapshot.volume_id)):
-                raise exception.SnapshotArrives(snapshot_id=snapshot.id)
-            self._let_go(name, name, snapshot.id)
-            rows.forget_place(ctxt, snapshot.id)
+                raise exception.SnapshotIsNeeded(snapshot_id=snapshot_id)
+            if any(move.transfer.snapshot_id == snapshot_id for move
+                   in rows.snapshots_arriving(ctxt, volume_id)):
+                raise exception.SnapshotArrives(snapshot_id=snapshot_id)
+            self._let_go(name, name, snapshot_id)
+            rows.forget_place(ctxt, snapshot_id)
 
     def give_back_snapshot(self, ctxt: context.RequestContext,
                            snapshot: objects.Snapshot) -> bool:

@@ -7,6 +7,8 @@ that the volume is on now.  So the snapshot's row says where it lies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cinder import context
 from cinder import objects
 from oslo_log import log as logging
@@ -26,6 +28,29 @@ from cinder_localstor.peers import rpc
 from cinder_localstor import rows
 
 LOG = logging.getLogger(__name__)
+
+
+def ask_there(ctxt: context.RequestContext, peers: rpc.PeerAPI, host: str,
+              snapshot: objects.Snapshot, action: str,
+              ask: Callable[[str, str, str], None]) -> None:
+    """Have something done with a snapshot on the node that it lies on.
+
+    :param host: ``host@backend`` of that
+    :param action: what users call it
+    :param ask: does it, given the host, the volume's id and the snapshot's
+    :raises SnapshotAway: the node is down; the snapshot is as it was
+    :raises SnapshotUncertain: it has not answered
+    :raises PeerFailed: it says that it can't
+    """
+    if not peers.is_up(ctxt, host):
+        raise exception.SnapshotAway(snapshot_id=snapshot.id, host=host,
+                                     action=action)
+    try:
+        ask(host, snapshot.volume_id, snapshot.id)
+    except exception.PeerDown as error:
+        raise exception.SnapshotUncertain(
+            snapshot_id=snapshot.id, host=host, action=action,
+            reason=error) from error
 
 
 class Keeper:
@@ -105,25 +130,14 @@ class Keeper:
                snapshot: objects.Snapshot) -> None:
         """Delete a snapshot, wherever it lies.
 
-        :raises SnapshotAway: its node is down; it is as it was
-        :raises SnapshotUncertain: its node has not answered
+        :raises: what :func:`ask_there` raises
         """
         host = rows.place_of(ctxt, snapshot.id)
         if host == self.host:
             self.delete_here(snapshot.volume_id, snapshot.id)
         elif host is not None:
-            self._delete_there(ctxt, host, snapshot)
-
-    def _delete_there(self, ctxt: context.RequestContext, host: str,
-                      snapshot: objects.Snapshot) -> None:
-        if not self._peers.is_up(ctxt, host):
-            raise exception.SnapshotAway(snapshot_id=snapshot.id, host=host)
-        try:
-            self._peers.delete_snapshot(host, snapshot.volume_id,
-                                        snapshot.id)
-        except exception.PeerDown as error:
-            raise exception.SnapshotUncertain(
-                snapshot_id=snapshot.id, host=host, reason=error) from error
+            ask_there(ctxt, self._peers, host, snapshot, 'delete',
+                      self._peers.delete_snapshot)
 
     def delete_here(self, volume_id: str, snapshot_id: str) -> None:
         """Delete a snapshot that lies on this node.

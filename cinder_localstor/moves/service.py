@@ -97,18 +97,20 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
     keeps = keeper.Keeper(host, snapshots.Snapshots(node, configuration),
                           volume_gate, copies_here, interactive, periodic,
                           peers)
+    lets_go = custodian.Custodian(host, node, volume_gate, peers)
     return Service(
         mover=mover.Mover(host, node, on_source, node_handles, steps,
                           interactive, periodic, peers, volume_gate,
                           configuration),
         copier=copies_here,
         keeper=keeps,
-        custodian=custodian.Custodian(host, node, volume_gate),
+        custodian=lets_go,
         scheduler=periodic,
         recovery=recovery.Recovery(host, node, node_handles, on_destination,
                                    periodic),
         answers=answers.Answers(host, node, on_source, on_destination, steps,
-                                periodic, copies_here, keeps, gate.Gate(
+                                periodic, copies_here, keeps, lets_go,
+                                gate.Gate(
                                     host, GATE_SHARE
                                     * configuration.localstor_peer_timeout),
                                 configuration),

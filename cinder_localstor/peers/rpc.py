@@ -13,6 +13,7 @@ History::
     1.3  offer; copies in ``run``
     1.4  copies of volumes on other nodes
     1.5  examine, with what a volume's type wants
+    1.6  unmanage_snapshot
 
 A peer of 1.0 wipes a copy before it answers, and has nothing that remains.  It
 is asked nothing that it does not know: each call names the version that it
@@ -36,7 +37,7 @@ from cinder_localstor import exception
 
 LOG = logging.getLogger(__name__)
 
-VERSION = '1.5'
+VERSION = '1.6'
 FIRST_VERSION = '1.0'
 # The first that knows of copies
 COPIES = '1.3'
@@ -92,6 +93,10 @@ class Answers(Protocol):
                         snapshot_id: str) -> None:
         """Delete a snapshot that lies there."""
 
+    def unmanage_snapshot(self, ctxt: context.RequestContext, volume_id: str,
+                          snapshot_id: str) -> None:
+        """Let a snapshot go that lies there."""
+
     def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
         """Look after a move now."""
 
@@ -134,6 +139,10 @@ class Endpoint:
     def delete_snapshot(self, ctxt: context.RequestContext, volume_id: str,
                         snapshot_id: str) -> None:
         self._answers.delete_snapshot(ctxt, volume_id, snapshot_id)
+
+    def unmanage_snapshot(self, ctxt: context.RequestContext, volume_id: str,
+                          snapshot_id: str) -> None:
+        self._answers.unmanage_snapshot(ctxt, volume_id, snapshot_id)
 
     def drive(self, ctxt: context.RequestContext, move_id: str) -> None:
         self._answers.drive(ctxt, move_id)
@@ -272,6 +281,13 @@ class PeerAPI:
         """Let a peer delete a snapshot that lies there."""
         self._call(peer, volume_id, 'delete_snapshot', patient=False,
                    version='1.2', volume_id=volume_id,
+                   snapshot_id=snapshot_id)
+
+    def unmanage_snapshot(self, peer: str, volume_id: str, snapshot_id: str
+                          ) -> None:
+        """Let a peer let a snapshot go that lies there."""
+        self._call(peer, volume_id, 'unmanage_snapshot', patient=False,
+                   version='1.6', volume_id=volume_id,
                    snapshot_id=snapshot_id)
 
     def nudge(self, peer: str, move_id: str) -> None:

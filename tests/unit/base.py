@@ -207,6 +207,9 @@ class Peers:
     def delete_snapshot(self, peer, volume_id, snapshot_id):
         self._call(peer, 'delete_snapshot', volume_id, snapshot_id)
 
+    def unmanage_snapshot(self, peer, volume_id, snapshot_id):
+        self._call(peer, 'unmanage_snapshot', volume_id, snapshot_id)
+
     def nudge(self, peer, move_id):
         pass  # lost: the periodic task has to do
 

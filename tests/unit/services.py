@@ -533,6 +533,12 @@ class Services(base.Cloud):
     def refresh_snapshot(self, snapshot):
         return objects.Snapshot.get_by_id(self.ctxt, snapshot.id)
 
+    def set_snapshot_status(self, snapshot, status):
+        """As an operator does."""
+        snapshot = self.refresh_snapshot(snapshot)
+        snapshot.status = status
+        snapshot.save()
+
     def delete_snapshot(self, snapshot):
         """Delete a snapshot; its status afterwards, None if it is gone."""
         snapshot = self.refresh_snapshot(snapshot)

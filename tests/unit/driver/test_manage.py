@@ -437,25 +437,105 @@ class SnapshotTest(ManageTestCase):
         self.cloud.settle()
         self.assert_nothing_left_but(new)
 
-    def assert_nothing_left_but(self, new):
+    def assert_nothing_left_but(self, *new):
         del self.group.disks['database']
-        self.assert_nothing_left(self.volume, new)
+        self.assert_nothing_left(self.volume, *new)
         self.group.disks['database'] = self.disk
+
+    def assert_let_go(self, snapshot):
+        """There is what a user had, under a plain name."""
+        self.assertIs(self.shot, self.group.disks['_' + snapshot.name])
+        self.assertEqual({'mine'}, self.shot.tags)
+        self.assertEqual('first 3', self.shot.regions[3])
 
     def test_unmanaged_it_holds_what_it_held(self):
         snapshot = self.cloud.manage_snapshot('by-hand', self.volume)
         self.assertIsNone(self.cloud.unmanage_snapshot(snapshot))
-        self.assertIs(self.shot, self.group.disks['_' + snapshot.name])
-        self.assertEqual({'mine'}, self.shot.tags)
-        self.assertEqual('first 3', self.shot.regions[3])
+        self.assert_let_go(snapshot)
         self.assertTrue(self.cloud.report(A).is_well)
         self.assert_whole()
 
-    def test_it_is_unmanaged_where_it_lies_only(self):
+    def manage_and_leave(self):
+        """A snapshot whose volume has left its node."""
         snapshot = self.cloud.manage_snapshot('by-hand', self.volume)
+        self.cloud.content[snapshot.id] = self.then
         self.cloud.arrive(self.volume)
+        return snapshot
+
+    def assert_stays(self, snapshot, *parts):
+        """It can't be unmanaged, and is as it was."""
+        driver = self.cloud.driver(self.volume)
+        error = self.assertRaises(
+            cinder_exception.SnapshotIsBusy, driver.unmanage_snapshot,
+            self.cloud.refresh_snapshot(snapshot))
+        # By this name Cinder finds what it tells the user.
+        self.assertIs(cinder_exception.SnapshotIsBusy, type(error))
+        for part in (snapshot.id, 'as it was', *parts):
+            self.assertIn(part, str(error))
         self.assertEqual('available', self.cloud.unmanage_snapshot(snapshot))
-        self.assertIn(rows.snapshot_copy_name(snapshot.id), self.group.disks)
+        self.assertEqual(self.then, self.cloud.read_snapshot(snapshot))
+
+    def test_it_is_unmanaged_though_its_volume_has_left(self):
+        snapshot = self.manage_and_leave()
+        self.assertIsNone(self.cloud.unmanage_snapshot(snapshot))
+        # A thick one still needs what its volume has left behind.
+        for _period in range(3):
+            self.cloud.watch()
+            self.assert_let_go(snapshot)
+        del self.group.disks['_' + snapshot.name]
+        self.cloud.settle()
+        self.assert_whole()
+        self.assert_nothing_left_but()
+
+    def test_it_stays_while_its_node_is_away(self):
+        snapshot = self.manage_and_leave()
+        self.cloud.down.add(A)
+        self.assert_stays(snapshot, A, 'unmanage it when')
+        self.cloud.boot(A)
+        self.assertIsNone(self.cloud.unmanage_snapshot(snapshot))
+        self.assert_let_go(snapshot)
+
+    def test_without_an_answer_it_can_be_unmanaged_again(self):
+        snapshot = self.manage_and_leave()
+        for fault in (simulated.Fault.HANG, simulated.Fault.HANG_AFTER):
+            self.cloud.nodes[B].faults.forget()
+            self.cloud.nodes[B].faults.plan = simulated.Call(
+                'Peers.unmanage_snapshot', 0, fault)
+            self.assertEqual('error_deleting',
+                             self.cloud.unmanage_snapshot(snapshot))
+            for part in (snapshot.id, A, 'asked to unmanage it',
+                         'snapshot set --state error'):
+                self.assertIn(part, self.last_failure())
+            self.cloud.set_snapshot_status(snapshot, 'error')
+        self.assertIsNone(self.cloud.unmanage_snapshot(snapshot))
+        self.assert_let_go(snapshot)
+
+    def test_peer_of_an_earlier_release_is_upgraded_first(self):
+        snapshot = self.manage_and_leave()
+        with mock.patch.object(
+                base.Peers, 'unmanage_snapshot', create=True, side_effect=(
+                    exception.PeerFailed(
+                        peer=A, volume_id='v', step='unmanage_snapshot',
+                        reason='', kind='UnsupportedVersion'))):
+            self.assert_stays(snapshot, A, 'Upgrade')
+
+    def test_what_reads_it_from_another_node_keeps_it(self):
+        snapshot = self.manage_and_leave()
+        new = self.cloud.create_from(snapshot, B)
+        self.assert_stays(snapshot, 'made from it')
+        self.cloud.settle()
+        self.assertEqual(self.then, self.cloud.read(new))
+        self.assertIsNone(self.cloud.unmanage_snapshot(snapshot))
+
+    def test_it_stays_while_it_arrives(self):
+        del self.group.disks['by-hand']
+        self.cloud.attach(self.volume, B)
+        self.cloud.watch()
+        snapshot = self.cloud.take_snapshot(self.volume)
+        self.then = self.cloud.content[snapshot.id]
+        self.assert_stays(snapshot, 'content')
+        self.cloud.settle()
+        self.assertIsNone(self.cloud.unmanage_snapshot(snapshot))
 
     def test_what_reads_it_keeps_it(self):
         snapshot = self.cloud.manage_snapshot('by-hand', self.volume)

@@ -158,6 +158,67 @@ class ThinFaultTest(FaultTest):
     thin = True
 
 
+@ddt.ddt
+class FarFaultTest(test_keeper.FaultTestCase):
+    """Each call goes wrong once, in each way, with which a snapshot is
+    unmanaged whose volume has left its node.
+    """
+
+    parts = ('unmanage snapshot',)
+    least = 4
+
+    def setUp(self):
+        super().setUp()
+        self.forget_volume(self.volume)
+
+    def live(self):
+        volume = self.cloud.create_volume()
+        snapshot = self.take(volume)
+        disks = self.cloud.nodes[base.A].volumes.disks
+        name = rows.snapshot_copy_name(snapshot.id)
+        disk = disks[name]
+        held = dict(disk.regions)
+        self.cloud.move(volume)
+        self.cloud.settle()
+        self.change(snapshot, 'unmanaging')
+        with self.part('unmanage snapshot'), self.asked(snapshot, 'error'):
+            self.cloud.running[base.B].custodian.unmanage_snapshot(
+                self.ctxt, snapshot)
+        for _period in range(3):
+            self.come_back()
+        # Whatever has become of it, it can be asked for again.
+        self.cloud.running[base.B].custodian.unmanage_snapshot(self.ctxt,
+                                                               snapshot)
+        snapshot.destroy()
+        self.come_back()
+        self.assertIs(disk, disks.pop(name))
+        self.assertEqual((frozenset(), held), (disk.tags, disk.regions))
+        self.cloud.settle()
+        self.assert_whole(volume)
+        self.forget_volume(volume)
+
+    def come_back(self):
+        """Let a period pass, where what has died is back."""
+        for host in sorted(self.cloud.down):
+            if self.power:
+                self.cloud.nodes[host].cut_power()
+            self.cloud.boot(host)
+        self.cloud.watch()
+
+    @ddt.data(*simulated.Fault)
+    def test_what_a_user_had_is_there(self, fault):
+        self.try_every_call(fault)
+
+    @ddt.data(simulated.Fault.CRASH, simulated.Fault.CRASH_AFTER)
+    def test_power_cut_at_every_call(self, fault):
+        self.try_every_call(fault, power=True)
+
+
+class ThinFarFaultTest(FarFaultTest):
+
+    thin = True
+
+
 class SettleTest(test_keeper.KeeperTestCase):
     """What was broken off with the service."""
 

@@ -212,6 +212,13 @@ class FaultTestCase(KeeperTestCase):
         """The history, and what holds in it whatever goes wrong."""
         raise NotImplementedError
 
+    def forget_volume(self, volume):
+        host = self.cloud.host_of(volume)
+        self.cloud.movers[host]._handles.delete(
+            self.cloud.refresh(volume).name)
+        self.cloud.watch()
+        self.cloud.refresh(volume).destroy()
+
     @contextlib.contextmanager
     def part(self, name):
         for node in self.cloud.nodes.values():
@@ -298,13 +305,6 @@ class FaultTest(FaultTestCase):
             if snapshot.status == broken_off:
                 self.change(snapshot, 'error')
             self.assert_as_then(snapshot)
-
-    def forget_volume(self, volume):
-        host = self.cloud.host_of(volume)
-        self.cloud.movers[host]._handles.delete(
-            self.cloud.refresh(volume).name)
-        self.cloud.watch()
-        self.cloud.refresh(volume).destroy()
 
     @ddt.data(*simulated.Fault)
     def test_snapshot_is_right_or_not_there(self, fault):

@@ -50,6 +50,9 @@ class Answers:
     def delete_snapshot(self, _ctxt, volume_id, snapshot_id):
         self._note('delete_snapshot', volume_id, snapshot_id)
 
+    def unmanage_snapshot(self, _ctxt, volume_id, snapshot_id):
+        self._note('unmanage_snapshot', volume_id, snapshot_id)
+
     def drive(self, _ctxt, move_id):
         self._note('drive', move_id)
 
@@ -111,6 +114,11 @@ class CallTest(RpcTestCase):
     def test_delete_snapshot(self):
         self.api.delete_snapshot(base.B, 'v', 's')
         self.assertEqual([('delete_snapshot', 'v', 's')], self.answers.asked)
+
+    def test_unmanage_snapshot(self):
+        self.api.unmanage_snapshot(base.B, 'v', 's')
+        self.assertEqual([('unmanage_snapshot', 'v', 's')],
+                         self.answers.asked)
 
     def test_nudge_waits_for_no_answer(self):
         self.answers.error = ValueError('not now')
@@ -220,9 +228,10 @@ class OlderPeerTest(CallTest):
 
     def test_delete_snapshot(self):
         # It has none.
-        error = self.assertRaises(exception.PeerFailed,
-                                  self.api.delete_snapshot, base.B, 'v', 's')
-        self.assertEqual(rpc.UNSUPPORTED, error.kind)
+        self.refuses(lambda: self.api.delete_snapshot(base.B, 'v', 's'))
+
+    def test_unmanage_snapshot(self):
+        self.refuses(lambda: self.api.unmanage_snapshot(base.B, 'v', 's'))
 
 
 class EndpointBeforeClones(rpc.Endpoint):
@@ -250,6 +259,9 @@ class PeerBeforeClonesTest(CallTest):
             base.B, 'v', 512, 'p:1', data_path='clone'))
         self.assertEqual([('examine', 512, 'p:1')], self.answers.asked)
 
+    def test_unmanage_snapshot(self):
+        self.refuses(lambda: self.api.unmanage_snapshot(base.B, 'v', 's'))
+
     def test_offer(self):
         self.refuses(lambda: self.api.offer(base.B, 'v', 'm', 's', 'iqn.a',
                                             is_clone=True))
@@ -275,7 +287,7 @@ class OlderCallerTest(CallTest):
 class ExposedTest(RpcTestCase):
 
     METHODS = {'identify', 'examine', 'run', 'is_source_used', 'remaining',
-               'delete_snapshot', 'offer', 'drive'}
+               'delete_snapshot', 'unmanage_snapshot', 'offer', 'drive'}
 
     def test_these_methods_and_no_others(self):
         self.assertEqual(self.METHODS, {
