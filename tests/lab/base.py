@@ -259,8 +259,8 @@ class LabTestCase(testtools.TestCase):
         self.fail('%s has not arrived: %s' % (attachment.device,
                                               self.arrival(attachment)))
 
-    def wait_for(self, description, condition):
-        end = time.monotonic() + PATIENCE
+    def wait_for(self, description, condition, timeout=PATIENCE):
+        end = time.monotonic() + timeout
         while time.monotonic() < end:
             if condition():
                 return

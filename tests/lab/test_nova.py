@@ -333,10 +333,11 @@ class FailedMigrationTest(BootedTestCase):
         self.there.kill()
         self.addCleanup(self.cloud.wait_for_backends, [self.there])
         self.addCleanup(self.there.start)
-        # libvirt notices it after 30 s.  Nova can ask nobody there to clean
-        # up, and wants to be told that all is well.
+        # Nova can ask nobody there to clean up, and wants to be told that all
+        # is well.
         self.wait_for('Nova has given up',
-                      lambda: self.instance.status == 'ERROR')
+                      lambda: self.instance.status == 'ERROR',
+                      timeout=2 * base.PATIENCE)
         self.instance.assert_alive()
         self.instance.act('os-resetState', {'state': 'active'})
         self.assertEqual(self.here.name, self.assert_is_somewhere().name)
