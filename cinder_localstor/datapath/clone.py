@@ -98,11 +98,10 @@ class CloneEngine(engine.Engine):
             return engine.Progress(engine.Hydration.MISSING)
         return parse_status(device.status[0].arguments)
 
-    def throttle(self, move: transfer.Transfer, limit: int | None,
-                 minimum: int | None = None) -> None:
+    def throttle(self, move: transfer.Transfer, rates: engine.Rates) -> None:
         # dm-clone knows no rate.  Hydration that was stopped is begun again
         # as any that is found to be off.
-        if limit == 0:
+        if rates.limit == 0:
             self._node.device_mapper.message(
                 self.node_name(move.destination_name), 'disable_hydration')
 

@@ -251,10 +251,9 @@ class Destination:
             device_mapper.path(move.source_node))
         self._engine(move).start_hydration(move)
 
-    def throttle(self, move: transfer.Transfer, limit: int | None,
-                 minimum: int | None) -> None:
+    def throttle(self, move: transfer.Transfer, rates: engine.Rates) -> None:
         """Set the rates of a move, see Engine.throttle."""
-        self._engine(move).throttle(move, limit, minimum)
+        self._engine(move).throttle(move, rates)
 
     def settle(self, move: transfer.Transfer) -> None:
         """Make all that has arrived durable."""

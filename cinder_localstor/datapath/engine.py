@@ -26,6 +26,16 @@ class Hydration(str, enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
+class Rates:
+    """Bytes per second that are copied at most, None for no limit, and at
+    least, whatever a guest does.
+    """
+
+    limit: int | None = None
+    minimum: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Progress:
     """How far a move is; `local` and `total` in bytes.
 
@@ -35,6 +45,7 @@ class Progress:
         was started, None if none are to be
     :ivar differing: blocks that differ although they were copied again
     :ivar first_differing: where the first of them is, in bytes
+    :ivar rates: that the engine is held to
     """
 
     hydration: Hydration
@@ -44,6 +55,7 @@ class Progress:
     verified: int | None = None
     differing: int = 0
     first_differing: int | None = None
+    rates: Rates = Rates()
 
 
 class Engine(abc.ABC):
@@ -102,14 +114,10 @@ class Engine(abc.ABC):
         """How far the move is, from the devices of the node."""
 
     @abc.abstractmethod
-    def throttle(self, move: transfer.Transfer, limit: int | None,
-                 minimum: int | None = None) -> None:
-        """Copy at most `limit` bytes per second, None for no limit.
+    def throttle(self, move: transfer.Transfer, rates: Rates) -> None:
+        """Copy at such rates from now on.
 
-        0 stops every engine, also one that knows no other limit.
-
-        :param minimum: bytes per second that are copied whatever a guest does,
-            None for what the option localstor_hydration_min_rate says
+        A limit of 0 stops every engine, also one that knows no other rate.
         """
 
     def settle(self, move: transfer.Transfer) -> None:

@@ -83,7 +83,8 @@ class HydratorEngine(engine.Engine):
                 metadata=self._node.metadata.path(self._map_name(move)),
                 source=source, size=move.size,
                 zeroed=self._node.volumes.thin,
-                minimum=self._minimum(),
+                minimum=(configuration.localstor_hydration_min_rate
+                         * units.Mi),
                 source_timeout=configuration.localstor_source_timeout,
                 verify=configuration.localstor_verify))
         name = self.node_name(move.destination_name)
@@ -107,16 +108,12 @@ class HydratorEngine(engine.Engine):
         return engine.Progress(
             HYDRATIONS[status.state], status.local, move.size, status.rate,
             None if status.verify == interface.NOT_VERIFIED
-            else status.verified, status.differing, status.first_differing)
+            else status.verified, status.differing, status.first_differing,
+            engine.Rates(status.limit, status.minimum))
 
-    def throttle(self, move: transfer.Transfer, limit: int | None,
-                 minimum: int | None = None) -> None:
-        self._node.hydrators.throttle(
-            move.destination_name, limit,
-            self._minimum() if minimum is None else minimum)
-
-    def _minimum(self) -> int:
-        return self._configuration.localstor_hydration_min_rate * units.Mi
+    def throttle(self, move: transfer.Transfer, rates: engine.Rates) -> None:
+        self._node.hydrators.throttle(move.destination_name, rates.limit,
+                                      rates.minimum)
 
     @contextlib.contextmanager
     def frozen(self, copy: str) -> Iterator[None]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
-import dataclasses
 import functools
 import time
 from typing import Any
@@ -17,6 +16,7 @@ from oslo_utils import units
 
 from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import destination
+from cinder_localstor.datapath import engine
 from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.moves import executor
@@ -45,19 +45,6 @@ SEARCH_EVERY = 60
 BROKEN_OFF = 'The service that began it has ended meanwhile.'
 # Stand among the busy moves for what is no move
 EXPORTS, RATES, SUSPENDED = 'exports', 'rates', 'suspended'
-
-
-@dataclasses.dataclass(frozen=True)
-class Rates:
-    """Bytes per second of a move that arrive at most and at least, None for
-    no limit and for what the option says.
-    """
-
-    limit: int | None = None
-    minimum: int | None = None
-
-
-UNLIMITED = Rates()
 
 
 class Scheduler:
@@ -95,8 +82,6 @@ class Scheduler:
         # Ids of the moves that this node has a part in
         self._known: set[str] = set()
         self._periods = 0
-        # The rates of moves that this process has set, None where it failed to
-        self._rates: dict[str, Rates | None] = {}
 
     @contextlib.contextmanager
     def beginning(self, move_id: str) -> Iterator[None]:
@@ -277,42 +262,42 @@ class Scheduler:
             return
         rate = self._configuration.localstor_hydration_rate * units.Mi
         share = rate // max(1, len(look.hydrating())) if rate else None
-        self._submit_alone(self._urgent, RATES,
-                           functools.partial(self._set_rates, moves, share))
+        self._submit_alone(self._urgent, RATES, functools.partial(
+            self._set_rates, moves, share, look))
 
-    def _set_rates(self, moves: list[rows.Move], share: int | None) -> None:
+    def _set_rates(self, moves: list[rows.Move], share: int | None,
+                   look: facts.Look) -> None:
         wishes = properties.of_volumes(context.get_admin_context(),
                                        {move.volume_id for move in moves})
-        former, self._rates = self._rates, {}
-        # A full pool may have stopped a helper before this process began.
-        unknown = None if self._node.volumes.thin else UNLIMITED
         for move in moves:
-            rates = self._rates_of(wishes.get(move.volume_id,
-                                              properties.NONE), share)
-            if rates == former.get(move.move_id, unknown) == UNLIMITED:
-                self._rates[move.move_id] = rates
-            else:
-                # It may have been started again since.
-                self._throttle(move, rates)
+            self._throttle(move, self._rates_of(
+                wishes.get(move.volume_id, properties.NONE), share), look)
 
     def _rates_of(self, wishes: properties.Wishes, share: int | None
-                  ) -> Rates:
+                  ) -> engine.Rates:
         """What a move may have now.
 
         :param share: bytes per second that the option leaves it, None for all
         """
-        if not self._destination.space.has_room():
-            return Rates(limit=0)
         limits = [limit for limit in (wishes.rate, share)
                   if limit is not None]
-        return Rates(min(limits, default=None), wishes.minimum)
+        if not self._destination.space.has_room():
+            limits = [0]
+        minimum = wishes.minimum
+        if minimum is None:
+            minimum = (self._configuration.localstor_hydration_min_rate
+                       * units.Mi)
+        return engine.Rates(min(limits, default=None), minimum)
 
-    def _throttle(self, move: rows.Move, rates: Rates) -> None:
-        self._rates[move.move_id] = None
+    def _throttle(self, move: rows.Move, rates: engine.Rates,
+                  look: facts.Look) -> None:
         try:
-            self._destination.throttle(move.transfer, rates.limit,
-                                       rates.minimum)
-            self._rates[move.move_id] = rates
+            # What it was told last does not count: an engine may outlive the
+            # service, or be started again meanwhile.
+            progress = look.progress(move)
+            if (progress.hydration is not engine.Hydration.MISSING
+                    and progress.rates != rates):
+                self._destination.throttle(move.transfer, rates)
         except exception.LocalStorException as error:
             LOG.warning('Move %(move)s goes on at its former rate: %(error)s',
                         {'move': move.move_id, 'error': error})

@@ -30,7 +30,6 @@ def parse_status(text: str) -> interface.HydratorStatus:
     """
     try:
         answer = json.loads(text)
-        first_differing = answer.get('first_differing')
         # A helper of an earlier version goes on until its move has ended.
         return interface.HydratorStatus(
             state=str(answer['state']), local=int(answer['local']),
@@ -38,11 +37,16 @@ def parse_status(text: str) -> interface.HydratorStatus:
             verify=str(answer.get('verify', interface.NOT_VERIFIED)),
             verified=int(answer.get('verified', 0)),
             differing=int(answer.get('differing_blocks', 0)),
-            first_differing=(None if first_differing is None
-                             else int(first_differing)))
+            first_differing=_int_or_none(answer.get('first_differing')),
+            limit=_int_or_none(answer['limit']),
+            minimum=int(answer['minimum']))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise exception.OutputNotUnderstood(
             line=text, command=privileged.HYDRATOR + ' status') from error
+
+
+def _int_or_none(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 class ProcessHydrators(interface.Hydrators):

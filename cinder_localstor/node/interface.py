@@ -553,6 +553,8 @@ class HydratorStatus:
     :ivar verified: bytes that were compared since it was started
     :ivar differing: blocks that differ although they were copied again
     :ivar first_differing: where the first of them is, in bytes
+    :ivar limit: bytes per second that it copies at most, None for no limit
+    :ivar minimum: bytes per second that it copies at least
     """
 
     state: str
@@ -562,6 +564,8 @@ class HydratorStatus:
     verified: int = 0
     differing: int = 0
     first_differing: int | None = None
+    limit: int | None = None
+    minimum: int = 0
 
 
 class Hydrators(abc.ABC):

@@ -771,7 +771,8 @@ class Process:
     """A native helper."""
 
     arrival: Arrival
-    started: bool = False
+    started: bool
+    minimum: int
     limit: int | None = None
     paused: bool = False
 
@@ -808,7 +809,8 @@ class SimulatedHydrators(interface.Hydrators):
             self.processes[copy] = Process(
                 Arrival(self._node, hydrator.metadata, hydrator.data,
                         hydrator.source, regions),
-                self.SUPERBLOCK in self._node.disk(hydrator.metadata).regions)
+                self.SUPERBLOCK in self._node.disk(hydrator.metadata).regions,
+                hydrator.minimum)
         return self.path(copy)
 
     def status(self, copy: str) -> interface.HydratorStatus | None:
@@ -819,7 +821,8 @@ class SimulatedHydrators(interface.Hydrators):
         state = ('done' if local == total
                  else 'migrating' if process.started else 'starting')
         return interface.HydratorStatus(
-            state, local * REGION * interface.SECTOR, rate=0)
+            state, local * REGION * interface.SECTOR, rate=0,
+            limit=process.limit, minimum=process.minimum)
 
     @_fallible
     def hydrate(self, copy: str) -> None:
@@ -836,6 +839,7 @@ class SimulatedHydrators(interface.Hydrators):
                 command='throttle ' + copy, host=self.faults.host,
                 reason='nobody answers')
         self.processes[copy].limit = limit
+        self.processes[copy].minimum = minimum
 
     @_fallible
     def pause(self, copy: str, seconds: int) -> None:

@@ -93,13 +93,21 @@ class HydratorEngineTest(unittest.TestCase):
     def test_progress_of_a_move(self):
         self.assertEqual(engine.Hydration.MISSING, self.progress().hydration)
         self.build()
-        self.assertEqual(engine.Progress(engine.Hydration.OFF, 0, units.Gi,
-                                         0), self.progress())
+        rates = engine.Rates(minimum=7 * units.Mi)
+        self.assertEqual(engine.Progress(engine.Hydration.OFF, 0, units.Gi, 0,
+                                         rates=rates), self.progress())
         self.engine.start_hydration(self.move)
         self.assertEqual(engine.Hydration.RUNNING, self.progress().hydration)
         self.node.hydrate()
         self.assertEqual(engine.Progress(
-            engine.Hydration.DONE, units.Gi, units.Gi, 0), self.progress())
+            engine.Hydration.DONE, units.Gi, units.Gi, 0, rates=rates),
+            self.progress())
+
+    def test_progress_tells_what_it_is_held_to(self):
+        self.build()
+        rates = engine.Rates(30 * units.Mi, 20 * units.Mi)
+        self.engine.throttle(self.move, rates)
+        self.assertEqual(rates, self.progress().rates)
 
     @ddt.data(('opening', engine.Hydration.RUNNING),
               ('stalled', engine.Hydration.RUNNING),

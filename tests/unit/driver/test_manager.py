@@ -374,6 +374,31 @@ class RestartTest(ManagerTestCase):
                          list(self.cloud.nodes[A].remote.exports))
 
 
+class RateTest(ManagerTestCase):
+    """Helpers outlive the service, and what an operator changes meanwhile."""
+
+    data_path = 'hydrator'
+
+    def arrive_at(self, rate):
+        """Restart the service of the node that the volume arrives at.
+
+        :param rate: what the option allows from then on, MiB per second
+        :returns: what the helper is held to a period later
+        """
+        self.override('localstor_hydration_rate', rate)
+        self.cloud.boot(B)
+        self.cloud.watch()
+        process, = self.cloud.nodes[B].hydrators.processes.values()
+        return process.limit
+
+    def test_running_helper_hears_of_a_changed_rate(self):
+        self.cloud.attach(self.volume, B)
+        self.cloud.watch()
+        self.assertEqual(90 * units.Mi, self.arrive_at(90))
+        self.assertEqual(30 * units.Mi, self.arrive_at(30))
+        self.assertIsNone(self.arrive_at(0))
+
+
 class GroupTestCase(ManagerTestCase):
     """A generic group is on one node."""
 

@@ -1059,9 +1059,10 @@ class RateTest(MoverTestCase):
 
     def rates(self):
         """What the helpers of the volumes that arrive are told next."""
-        throttle = self.patch(
-            'cinder_localstor.node.simulated.SimulatedHydrators.throttle')
-        self.cloud.watch()
+        hydrators = self.cloud.nodes[base.B].hydrators
+        with mock.patch.object(hydrators, 'throttle',
+                               wraps=hydrators.throttle) as throttle:
+            self.cloud.watch()
         return [call.args[1:] for call in throttle.call_args_list]
 
     def arrive_by(self, **specs):
@@ -1082,15 +1083,28 @@ class RateTest(MoverTestCase):
     def test_there_is_no_limit_unless_it_is_set(self):
         self.assertEqual(set(), self.limits(2))
 
-    def test_what_a_full_pool_may_have_stopped_is_told_once(self):
-        self.cloud.nodes[base.B].volumes.pool_size = 64 * units.Gi
-        self.assertEqual({None}, self.limits(1))
+    def hold(self, limit):
+        """Let helpers be held to something else than what they were told."""
+        for process in self.cloud.nodes[base.B].hydrators.processes.values():
+            process.limit = limit
+
+    def test_what_a_full_pool_has_stopped_goes_on_after_a_restart(self):
+        self.assertEqual(set(), self.limits(1))
+        self.hold(0)
+        self.cloud.boot(base.B)
+        self.assertEqual([(None, 10 * units.Mi)], self.rates())
         self.assertEqual([], self.rates())
 
     def test_type_has_a_rate_of_its_own(self):
         self.arrive_by(hydration_rate='20')
-        for _time in range(2):
-            self.assertEqual([(20 * units.Mi, 10 * units.Mi)], self.rates())
+        self.assertEqual([(20 * units.Mi, 10 * units.Mi)], self.rates())
+        self.assertEqual([], self.rates())
+
+    def test_helper_that_was_started_again_is_told_again(self):
+        self.arrive_by(hydration_rate='20')
+        self.rates()
+        self.hold(None)
+        self.assertEqual([(20 * units.Mi, 10 * units.Mi)], self.rates())
 
     def test_type_takes_no_more_than_its_share(self):
         self.override('localstor_hydration_rate', 30)
@@ -1115,12 +1129,12 @@ class RateTest(MoverTestCase):
         volume = self.arrive_by(hydration_rate='20')
         self.rates()
         self.give_type(volume)
-        throttle = self.patch(
-            'cinder_localstor.node.simulated.SimulatedHydrators.throttle',
-            side_effect=exception.CommandTimedOut(
-                command='throttle', host='b', seconds=60))
-        self.cloud.watch()
-        throttle.assert_called_once()
+        with mock.patch.object(
+                self.cloud.nodes[base.B].hydrators, 'throttle', side_effect=(
+                    exception.CommandTimedOut(
+                        command='throttle', host='b', seconds=60))) as tell:
+            self.cloud.watch()
+        tell.assert_called_once()
         self.assertEqual([(None, 10 * units.Mi)], self.rates())
 
     def test_type_that_is_wrong_holds_up_nothing(self):

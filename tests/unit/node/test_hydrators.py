@@ -93,11 +93,14 @@ class RunTest(HydratorsTestCase):
             **{**vars(HYDRATOR), 'zeroed': True, 'source_timeout': 30}))
         self.assertIn('--zeroed --source-timeout 30', self.command.ran[0])
 
-    def test_status(self):
+    @ddt.data(None, 9)
+    def test_status(self, limit):
         self.ask.return_value = json.dumps(
-            {'state': 'migrating', 'local': 5, 'rate': 6, 'pid': 7})
-        self.assertEqual(interface.HydratorStatus('migrating', 5, 6),
-                         self.hydrators.status('v'))
+            {'state': 'migrating', 'local': 5, 'rate': 6, 'pid': 7,
+             'limit': limit, 'minimum': 8})
+        self.assertEqual(interface.HydratorStatus(
+            'migrating', 5, 6, limit=limit, minimum=8),
+            self.hydrators.status('v'))
         self.assertEqual(('v', {'command': 'status'}), self.asked())
 
     @ddt.data('sample', 'full')
@@ -109,7 +112,8 @@ class RunTest(HydratorsTestCase):
     @ddt.data(None, 8192)
     def test_status_of_verification(self, first):
         self.ask.return_value = json.dumps(
-            {'state': 'differing', 'local': 5, 'rate': 6, 'verify': 'full',
+            {'state': 'differing', 'local': 5, 'rate': 6, 'limit': None,
+             'minimum': 0, 'verify': 'full',
              'verified': 4, 'differing_blocks': 3, 'first_differing': first})
         self.assertEqual(
             interface.HydratorStatus('differing', 5, 6, 'full', 4, 3, first),
