@@ -82,6 +82,9 @@ class Scheduler:
         # Ids of the moves that this node has a part in
         self._known: set[str] = set()
         self._periods = 0
+        # What helpers were told last, by move, None where it failed; None
+        # before the first time
+        self._rates: dict[str, engine.Rates | None] | None = None
 
     @contextlib.contextmanager
     def beginning(self, move_id: str) -> Iterator[None]:
@@ -269,9 +272,20 @@ class Scheduler:
                    look: facts.Look) -> None:
         wishes = properties.of_volumes(context.get_admin_context(),
                                        {move.volume_id for move in moves})
+        former, self._rates = self._rates, {}
         for move in moves:
-            self._throttle(move, self._rates_of(
-                wishes.get(move.volume_id, properties.NONE), share), look)
+            # An engine that was there before this process may have any rates.
+            told = (None if former is None
+                    else former.get(move.move_id, self._initial_rates()))
+            rates = self._rates_of(wishes.get(move.volume_id,
+                                              properties.NONE), share)
+            self._rates[move.move_id] = (
+                rates if self._throttle(move, rates, told, look) else None)
+
+    def _initial_rates(self) -> engine.Rates:
+        """What an engine has that was just started."""
+        return engine.Rates(minimum=(
+            self._configuration.localstor_hydration_min_rate * units.Mi))
 
     def _rates_of(self, wishes: properties.Wishes, share: int | None
                   ) -> engine.Rates:
@@ -283,24 +297,30 @@ class Scheduler:
                   if limit is not None]
         if not self._destination.space.has_room():
             limits = [0]
-        minimum = wishes.minimum
-        if minimum is None:
-            minimum = (self._configuration.localstor_hydration_min_rate
-                       * units.Mi)
+        minimum = (self._initial_rates().minimum if wishes.minimum is None
+                   else wishes.minimum)
         return engine.Rates(min(limits, default=None), minimum)
 
     def _throttle(self, move: rows.Move, rates: engine.Rates,
-                  look: facts.Look) -> None:
+                  told: engine.Rates | None, look: facts.Look) -> bool:
+        """Let a move go on at such rates; whether it does, as far as this
+        process decides it.
+
+        What an operator has told a helper since then is left as it is. But a
+        helper that was started again has forgotten all.
+        """
         try:
-            # What it was told last does not count: an engine may outlive the
-            # service, or be started again meanwhile.
             progress = look.progress(move)
             if (progress.hydration is not engine.Hydration.MISSING
-                    and progress.rates != rates):
+                    and progress.rates != rates
+                    and (told != rates
+                         or progress.rates == self._initial_rates())):
                 self._destination.throttle(move.transfer, rates)
+            return True
         except exception.LocalStorException as error:
             LOG.warning('Move %(move)s goes on at its former rate: %(error)s',
                         {'move': move.move_id, 'error': error})
+            return False
 
     # What a command that died has left suspended
 

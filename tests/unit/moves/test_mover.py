@@ -1106,6 +1106,21 @@ class RateTest(MoverTestCase):
         self.hold(None)
         self.assertEqual([(20 * units.Mi, 10 * units.Mi)], self.rates())
 
+    def test_what_an_operator_has_told_a_helper_holds(self):
+        volume = self.arrive_by(hydration_rate='20')
+        self.rates()
+        self.hold(5)
+        self.assertEqual([], self.rates())
+        self.give_type(volume)
+        self.assertEqual([(None, 10 * units.Mi)], self.rates())
+
+    def test_helper_that_was_told_before_the_first_look_is_left_so(self):
+        self.arrive_by()
+        self.rates()
+        self.arrive_by()
+        self.hold(5)
+        self.assertEqual([], self.rates())
+
     def test_type_takes_no_more_than_its_share(self):
         self.override('localstor_hydration_rate', 30)
         self.arrive_by(hydration_rate='20')
