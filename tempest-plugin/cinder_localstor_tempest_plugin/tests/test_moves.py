@@ -11,17 +11,24 @@ CONF = config.CONF
 FIRST, SECOND = 0, 500
 
 
-class MoveTest(base.LocalStorTest):
-    """A volume that was written on one node is attached on another."""
+class WrittenTestCase(base.LocalStorTest):
+    """A server has a volume on its node, and has written something."""
 
     def setUp(self):
         super().setUp()
         self.volume = self.create_volume()
         self.source = self.home(self.volume)
         self.destination = self.others(self.source)[0]
-        attachment = self.attach(self.volume, self.source)
-        self.content = self.write(attachment, FIRST)
-        self.detach(attachment)
+        self.first = self.attach(self.volume, self.source)
+        self.content = self.write(self.first, FIRST)
+
+
+class MoveTest(WrittenTestCase):
+    """A volume that was written on one node is attached on another."""
+
+    def setUp(self):
+        super().setUp()
+        self.detach(self.first)
 
     def move(self):
         moved = self.attach(self.volume, self.destination)
@@ -78,54 +85,41 @@ class MoveTest(base.LocalStorTest):
         self.assertEqual(last, self.read(grown, larger * 1024 - base.SIZE))
 
 
-class CopyTest(base.LocalStorTest):
+class CopyTest(WrittenTestCase):
     """New volumes are made of what is on another node."""
-
-    def setUp(self):
-        super().setUp()
-        self.volume = self.create_volume()
-        self.source = self.home(self.volume)
-        self.destination = self.others(self.source)[0]
-        self.attachment = self.attach(self.volume, self.source)
-        self.content = self.write(self.attachment)
 
     def assert_usable_everywhere(self, volume):
         """A volume has the content, on each of two nodes."""
         for host in (self.destination, self.source):
             attachment = self.attach(volume, host)
             self.assertEqual(host, self.home(volume))
-            self.assertEqual(self.content, self.read(attachment))
+            self.assertEqual(self.content, self.read(attachment, FIRST))
             self.wait_until_arrived(attachment)
-            self.assertEqual(self.content, self.read(attachment))
+            self.assertEqual(self.content, self.read(attachment, FIRST))
             self.detach(attachment)
             self.wait_for(volume, 'available')
 
     @decorators.idempotent_id('a0c8f7d5-0c62-4c53-92c8-2f1e4f9f6b15')
     def test_snapshot_is_used_on_another_node(self):
         snapshot = self.create_snapshot(self.volume)
-        self.write(self.attachment)
+        self.write(self.first, FIRST)
         self.assert_usable_everywhere(self.create_volume(
             snapshot_id=snapshot))
 
     @decorators.idempotent_id('c3b4a1f2-7d9e-4d0b-8b61-5a0f9e8d7c26')
     def test_clone_of_a_volume_that_has_just_moved(self):
-        self.detach(self.attachment)
+        self.detach(self.first)
         self.detach(self.attach(self.volume, self.destination))
         self.wait_for(self.volume, 'available')
         self.assert_usable_everywhere(self.create_volume(
             source_volid=self.volume))
 
 
-class LiveMigrationTest(base.LocalStorTest):
+class LiveMigrationTest(WrittenTestCase):
     """The calls to Cinder that Nova makes for a server."""
 
     def setUp(self):
         super().setUp()
-        self.volume = self.create_volume()
-        self.source = self.home(self.volume)
-        self.destination = self.others(self.source)[0]
-        self.first = self.attach(self.volume, self.source)
-        self.content = self.write(self.first, FIRST)
         self.second = self.attach_second(self.first, self.destination)
 
     @decorators.idempotent_id('2d7e6f58-1b34-4c0a-a9d3-8e7f6a5b4c37')
