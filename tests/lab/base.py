@@ -283,6 +283,21 @@ class LabTestCase(testtools.TestCase):
         return self.cloud.node(self.user.host(volume))
 
 
+class WrittenTestCase(LabTestCase):
+    """A volume that was written on its node, and that nobody has."""
+
+    volume_type = 'local'
+
+    def setUp(self):
+        super().setUp()
+        self.volume = self.create(volume_type=self.volume_type)
+        self.source = self.home(self.volume)
+        attachment = self.attach(self.volume, self.source)
+        self.write(attachment)
+        self.content = self.checksum(attachment)
+        self.detach(attachment)
+
+
 class MovedTestCase(LabTestCase):
     """A volume with content that has just been attached elsewhere."""
 

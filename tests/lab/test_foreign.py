@@ -9,19 +9,9 @@ from tests.lab import base
 FOREIGN = 'lvm'
 
 
-class ForeignTest(base.LabTestCase):
+class ForeignTest(base.WrittenTestCase):
 
     find_cloud = staticmethod(base.furnished_cloud)
-    volume_type = 'local'
-
-    def setUp(self):
-        super().setUp()
-        self.volume = self.create(volume_type=self.volume_type)
-        self.home_node = self.home(self.volume)
-        attachment = self.attach(self.volume, self.home_node)
-        self.write(attachment)
-        self.content = self.checksum(attachment)
-        self.detach(attachment)
 
     def retype(self, volume_type):
         self.user.retype(self.volume, volume_type)
@@ -35,7 +25,7 @@ class ForeignTest(base.LabTestCase):
         self.wait_for('the volume is ' + volume_type, is_it)
 
     def assert_whole_there(self):
-        attachment = self.attach(self.volume, self.home_node)
+        attachment = self.attach(self.volume, self.source)
         with self.logged_in(attachment) as disk:
             self.assertEqual(self.content, self.checksum(disk))
         self.detach(attachment)
@@ -53,7 +43,7 @@ class ForeignTest(base.LabTestCase):
         self.assert_whole_here()
 
     def test_volume_that_arrives_goes_when_it_has(self):
-        moved = self.attach(self.volume, self.other(self.home_node))
+        moved = self.attach(self.volume, self.other(self.source))
         self.hold_in_mid_move(moved)
         self.detach(moved)
         self.user.retype(self.volume, FOREIGN)

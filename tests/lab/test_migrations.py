@@ -6,18 +6,7 @@ from lab import leftovers
 from tests.lab import base
 
 
-class MigrationTestCase(base.LabTestCase):
-
-    volume_type = 'local'
-
-    def setUp(self):
-        super().setUp()
-        self.volume = self.create(volume_type=self.volume_type)
-        self.source = self.home(self.volume)
-        attachment = self.attach(self.volume, self.source)
-        self.write(attachment)
-        self.content = self.checksum(attachment)
-        self.detach(attachment)
+class MigrationTestCase(base.WrittenTestCase):
 
     def ended(self):
         """How the migration has ended, None while it has not."""
