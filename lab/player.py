@@ -47,6 +47,8 @@ MUTE = ('extend', 'delete', 'migrate', 'revert')
 SETTLED_BY_THE_DRIVER = ('extending', 'retyping')
 # Of a volume that Cinder migrates
 MIGRATING = ('starting', 'migrating', 'completing')
+# Of a move that ends when the volume's snapshots are gone
+KEPT = 'keeping'
 UNDECIDED = ('preparing', 'starting', 'aborting', 'discarding')
 
 
@@ -239,7 +241,8 @@ class Player:
     def _moves(self, states: tuple[str, ...] = ()) -> bool:
         """Whether the volume is moving, in one of these states if given."""
         found = leftovers.moves(self._cloud).get(self.volume, ())
-        return any(not states or state in states for state in found)
+        return any(state in states if states else state != KEPT
+                   for state in found)
 
     # -- Actions ------------------------------------------------------------
 

@@ -83,8 +83,9 @@ class Rest:
             self._journal.count('mended by hand')
         elif time.monotonic() < start + PATIENCE:
             return
-        elif row['status'] == 'creating' and disturbed:
-            # Its service died before it had heard of it.
+        elif row['status'] in ('creating', 'deleting') and disturbed:
+            # Its service died when it had hardly heard of it.
+            self._journal.count('mended by hand')
             if kind == 'volume':
                 self._user.reset(row['id'], 'error')
             else:
