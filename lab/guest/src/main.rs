@@ -52,9 +52,7 @@ fn main() -> io::Result<()> {
         mount(kind, place, kind, MountFlags::empty(), None)?;
     }
     load_modules(Path::new("/modules"))?;
-    let console = Arc::new(Mutex::new(
-        File::options().write(true).open(CONSOLE)?,
-    ));
+    let console = Arc::new(Mutex::new(File::options().write(true).open(CONSOLE)?));
     let used = Arc::new(Mutex::new(BTreeSet::new()));
     loop {
         for disk in disks()? {
