@@ -646,11 +646,27 @@ class LocalStorDriver(driver.VolumeDriver):
                             {'volume': volume.id, 'host': self.host,
                              'error': error})
                 return self._connect_late(volume, connector)
-        data: dict[str, Any] = {'device_path': self._handles.path(copy)}
+        path = self._handles.path(copy)
+        if kind is Connection.LOCAL and self._will_be_decrypted(present):
+            path = self._handles.kernel_path(copy)
+        data: dict[str, Any] = {'device_path': path}
         if self._node.volumes.thin:
             # Of others Cinder says what report_discard_supported says.
             data['discard'] = True
         return {'driver_volume_type': LOCAL, 'data': data}
+
+    @staticmethod
+    def _will_be_decrypted(volume: objects.Volume) -> bool:
+        """Whether Cinder itself connects an encrypted volume, to copy what it
+        holds, or to write an image to it.
+
+        os-brick gives the device that it decrypts to the name of the handle
+        where it finds that in /dev/mapper: it takes the handle for a device
+        that it has made itself.
+        """
+        return bool(volume.encryption_key_id) and (
+            volume.status == 'downloading' or not rows.attachments(
+                context.get_admin_context(), volume.id))
 
     def _connect_late(self, volume: objects.Volume,
                       connector: dict[str, Any]) -> dict[str, Any]:

@@ -127,6 +127,10 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
     def path(self, name: str) -> str:
         return '/dev/mapper/' + name
 
+    def kernel_path(self, name: str) -> str:
+        number = os.stat(self.path(name)).st_rdev
+        return '/dev/dm-%d' % os.minor(number)
+
     def exists(self, name: str) -> bool:
         return os.path.exists(self.path(name))
 

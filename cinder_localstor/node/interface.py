@@ -340,6 +340,12 @@ class DeviceMapper(abc.ABC):
         """The device of a node."""
 
     @abc.abstractmethod
+    def kernel_path(self, name: str) -> str:
+        """The device of a node by the kernel's own name for it, which no other
+        node has while this one is there; no command.
+        """
+
+    @abc.abstractmethod
     def exists(self, name: str) -> bool:
         """Whether there is a node of this name; no command."""
 

@@ -7,9 +7,11 @@ volume by its key: here cryptsetup with what Barbican says, as os-brick does.
 
 import binascii
 import dataclasses
+import hashlib
 
 from lab import leftovers
 from tests.lab import base
+from tests.lab import test_images
 
 PLAIN = 'plain'
 MAGIC = 'LUKS'
@@ -19,7 +21,7 @@ FORMAT = ('--batch-mode --type luks1 --cipher aes-xts-plain64 --key-size 256 '
           '--pbkdf-force-iterations 1000')
 
 
-class EncryptionTest(base.LabTestCase):
+class EncryptionTestCase(base.LabTestCase):
 
     find_cloud = staticmethod(base.furnished_cloud)
     volume_type = 'local'
@@ -29,8 +31,6 @@ class EncryptionTest(base.LabTestCase):
         self.here, self.there = self.nodes
         self.keys = self.key_ids()
         self.user.encrypt_type(self.volume_type)
-        self.volume = self.create(volume_type=self.volume_type,
-                                  node=self.here)
 
     def clean_up(self):
         super().clean_up()
@@ -82,6 +82,14 @@ class EncryptionTest(base.LabTestCase):
         self.assertNotEqual(found, self.checksum(attachment))
         self.close(attachment)
         return found
+
+
+class EncryptionTest(EncryptionTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.volume = self.create(volume_type=self.volume_type,
+                                  node=self.here)
 
     def fill(self):
         """Write to the volume, for the first time; its content."""
@@ -149,3 +157,37 @@ class EncryptionTest(base.LabTestCase):
 class ThinEncryptionTest(EncryptionTest):
 
     volume_type = 'thin'
+
+
+class EncryptedByCinderTest(EncryptionTestCase, test_images.ImageTestCase):
+    """Cinder itself encrypts what it writes, by os-brick."""
+
+    other_type = 'thin'
+
+    def assert_holds_it_everywhere(self, volume):
+        content = hashlib.sha256(self.content).hexdigest()
+        for node in self.nodes:
+            attachment = self.attach(volume, node)
+            self.assertIn(content, self.read(attachment))
+            self.wait_for('it has arrived', lambda: (
+                not leftovers.moves(self.cloud)))
+            self.detach(attachment)
+
+    def test_volume_of_an_image(self):
+        self.assert_holds_it_everywhere(self.create_of(
+            self.upload(self.content), self.here, self.volume_type))
+
+    def test_volume_that_was_plain(self):
+        volume = self.create_of(self.upload(self.content), self.here,
+                                self.other_type)
+        self.user.retype(volume, self.volume_type)
+        self.wait_for('it is encrypted', lambda: (
+            self.user.show(volume)['encrypted']
+            and self.user.status(volume) == 'available'))
+        self.assert_holds_it_everywhere(volume)
+
+
+class ThinEncryptedByCinderTest(EncryptedByCinderTest):
+
+    volume_type = 'thin'
+    other_type = 'local'

@@ -7,6 +7,7 @@ from cinder.interface import volume_driver
 from cinder import objects
 import ddt
 from oslo_utils import units
+from oslo_utils import uuidutils
 
 from cinder_localstor import driver as package
 from cinder_localstor.driver import localstor
@@ -305,6 +306,21 @@ class ConnectionTest(DriverTestCase):
             self.connect(HERE))
         self.assertIsNone(self.driver.create_export(self.ctxt, self.volume,
                                                     HERE))
+
+    def test_cinder_gets_what_it_decrypts_by_another_name(self):
+        named, other = ({'driver_volume_type': 'local', 'data': {
+            'device_path': '/dev/%s/%s-handle' % (where, self.volume.name)}}
+            for where in ('mapper', 'kernel'))
+        self.assertEqual(named, self.connect(HERE))
+        self.volume.encryption_key_id = uuidutils.generate_uuid()
+        self.volume.save()
+        self.assertEqual(other, self.connect(HERE))
+        self.cloud.reserve(self.volume)
+        self.assertEqual(named, self.connect(HERE))
+        # Its image is written again, while its instance waits.
+        self.volume.status = 'downloading'
+        self.volume.save()
+        self.assertEqual(other, self.connect(HERE))
 
     def test_connection_to_a_thin_volume_tells_that_it_can_be_trimmed(self):
         self.cloud.nodes[base.A].volumes.pool_size = 64 * units.Gi

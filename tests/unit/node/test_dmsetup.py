@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import os
 import unittest
 from unittest import mock
 
@@ -125,6 +126,17 @@ class DevicesTest(DmsetupTestCase):
         self.command.answer('dmsetup table', 'disks-v: 0 16 linear 8:0 0\n')
         device = self.mapper.devices()['v-handle']
         self.assertEqual(((), ()), (device.status, device.under))
+
+
+class PathTest(DmsetupTestCase):
+
+    def test_kernel_has_a_name_of_its_own(self):
+        self.assertEqual('/dev/mapper/v-handle', self.mapper.path('v-handle'))
+        with mock.patch.object(dmsetup.os, 'stat') as stat:
+            stat.return_value.st_rdev = os.makedev(253, 300)
+            self.assertEqual('/dev/dm-300',
+                             self.mapper.kernel_path('v-handle'))
+        stat.assert_called_once_with('/dev/mapper/v-handle')
 
 
 class ChangeTest(DmsetupTestCase):
