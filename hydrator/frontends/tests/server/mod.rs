@@ -79,7 +79,8 @@ fn serve<F: Frontend>(
     ready: &Sender<()>,
 ) {
     let mut ring = Ring::new(256, false).unwrap();
-    let access = Access::Exclusive(Duration::ZERO);
+    // The kernel lets go of a predecessor's ring, and so of the image, later.
+    let access = Access::Exclusive(Duration::from_secs(10));
     let disk = Disk::open(image, access, &mut ring).unwrap();
     let geometry = Geometry {
         size: disk.size(),
