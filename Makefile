@@ -127,6 +127,8 @@ $(TEMPEST_READY): $(READY) lab/tempest-requirements.txt \
 	    -e ./tempest-plugin
 	touch $@
 
+# Without optimization across crates, which takes longer than the tests gain
+rust-test: export CARGO_PROFILE_RELEASE_LTO = off
 rust-test: setup rust
 	for workspace in $(WORKSPACES); do \
 	    (cd $$workspace && $(call LINT,fmt,--all --check) && \
