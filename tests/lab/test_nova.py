@@ -424,7 +424,10 @@ class EncryptedTest(InstanceTestCase):
         super().setUp()
         self.here, self.there = self.nodes
         self.user.encrypt_type('thin')
-        self.addCleanup(self.user.encrypt_type, 'thin', False)
+
+    def clean_up(self):
+        super().clean_up()
+        self.user.encrypt_type('thin', False)
 
     def test_instance_boots_from_it(self):
         instance, root = self.boot(self.here, 'thin', SIZE)
