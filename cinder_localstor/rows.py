@@ -500,20 +500,40 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(',')))
 
 
-def _moves(ctxt: context.RequestContext, *conditions: Any) -> list[Move]:
+# What is asked for in every period, and at every step, is put together once:
+# that takes longer than the question itself.
+_ROW, _SHADOW = models.VolumeAdminMetadata, models.Volume
+_OF_HOST = sa.orm.aliased(models.Volume)
+# A row that is deleted has no migration_status any more; to ask for those that
+# are not would lead databases to the wrong index.
+_MOVES = sa.select(
+    _SHADOW.id, _SHADOW.migration_status, _ROW.key, _ROW.value
+).join(_ROW, _ROW.volume_id == _SHADOW.id).where(
+    _ROW.deleted == sa.false(), _SHADOW.migration_status.startswith(TARGET),
+    _ROW.key.startswith(PREFIX))
+_MOVE = _MOVES.where(_SHADOW.id == sa.bindparam('move_id'))
+_SOME_MOVES = _MOVES.where(
+    _SHADOW.id.in_(sa.bindparam('move_ids', expanding=True)))
+# From the volumes that there are: metadata are kept of those that were.
+_MOVES_OF_HOST = _MOVES.where(_SHADOW.id.in_(
+    sa.select(_OF_HOST.id).join(_ROW, _ROW.volume_id == _OF_HOST.id).where(
+        _OF_HOST.deleted == sa.false(),
+        _OF_HOST.migration_status.startswith(TARGET),
+        _ROW.key.in_((SOURCE_HOST, DESTINATION_HOST)),
+        _ROW.value == sa.bindparam('host'), _ROW.deleted == sa.false())))
+_OWN = _SHADOW.migration_status == sa.bindparam('target')
+_OWN_MOVES = _MOVES.where(_OWN, _SHADOW.id.between(
+    sa.bindparam('first_id'), sa.bindparam('last_id')))
+_LINKED_MOVES = _SOME_MOVES.where(_OWN)
+_LINKS = sa.select(_ROW.value).where(
+    _ROW.volume_id == sa.bindparam('volume_id'), _ROW.key.startswith(MOVE))
+
+
+def _moves(ctxt: context.RequestContext, statement: sa.Select = _MOVES,
+           **values: Any) -> list[Move]:
     metadata: dict[tuple[str, str], dict[str, str]] = {}
-    row = models.VolumeAdminMetadata
-    shadow = models.Volume
     with db.main_context_manager.reader.using(ctxt.elevated()) as session:
-        # A row that is deleted has no migration_status any more; to ask for
-        # those that are not would lead databases to the wrong index.
-        query = session.query(
-            shadow.id, shadow.migration_status, row.key, row.value
-        ).join(row, row.volume_id == shadow.id).filter(
-            row.deleted == sa.false(),
-            shadow.migration_status.startswith(TARGET),
-            row.key.startswith(PREFIX), *conditions)
-        for move_id, status, key, value in query:
+        for move_id, status, key, value in session.execute(statement, values):
             metadata.setdefault(
                 (move_id, status.removeprefix(TARGET)), {})[key] = value
     moves = [_unpack(*ids, found) for ids, found in metadata.items()
@@ -523,7 +543,7 @@ def _moves(ctxt: context.RequestContext, *conditions: Any) -> list[Move]:
 
 def get(ctxt: context.RequestContext, move_id: str) -> Move | None:
     """The move with an id; None when it has ended."""
-    moves = _moves(ctxt, models.Volume.id == move_id)
+    moves = _moves(ctxt, _MOVE, move_id=move_id)
     return moves[0] if moves else None
 
 
@@ -547,17 +567,17 @@ def snapshots_arriving(ctxt: context.RequestContext, volume_id: str
 
 
 def _of_volume(ctxt: context.RequestContext, volume_id: str) -> list[Move]:
-    stem, row = _stem(volume_id), models.VolumeAdminMetadata
+    stem = _stem(volume_id)
     with db.main_context_manager.reader.using(ctxt.elevated()) as session:
         # Of a volume that was deleted, too
-        linked = [value for value, in session.query(row.value).filter(
-            row.volume_id == volume_id, row.key.startswith(MOVE))
-            if not value.startswith(stem)]
-    own = models.Volume.migration_status == TARGET + volume_id
-    moves = _moves(ctxt, own, models.Volume.id.between(
-        stem + FIRST_ID[STEM:], stem + LAST_ID[STEM:]))
+        linked = [value for value in session.scalars(
+            _LINKS, {'volume_id': volume_id}) if not value.startswith(stem)]
+    own = TARGET + volume_id
+    moves = _moves(ctxt, _OWN_MOVES, target=own,
+                   first_id=stem + FIRST_ID[STEM:],
+                   last_id=stem + LAST_ID[STEM:])
     if linked:
-        moves += _moves(ctxt, own, models.Volume.id.in_(linked))
+        moves += _moves(ctxt, _LINKED_MOVES, target=own, move_ids=linked)
     return moves
 
 
@@ -566,14 +586,7 @@ def for_host(ctxt: context.RequestContext, host: str) -> list[Move]:
 
     :param host: ``host@backend``
     """
-    row, shadow = models.VolumeAdminMetadata, sa.orm.aliased(models.Volume)
-    # From the volumes that there are: metadata are kept of those that were.
-    ids = sa.select(shadow.id).join(row, row.volume_id == shadow.id).where(
-        shadow.deleted == sa.false(),
-        shadow.migration_status.startswith(TARGET),
-        row.key.in_((SOURCE_HOST, DESTINATION_HOST)), row.value == host,
-        row.deleted == sa.false())
-    return _moves(ctxt, models.Volume.id.in_(ids))
+    return _moves(ctxt, _MOVES_OF_HOST, host=host)
 
 
 def by_ids(ctxt: context.RequestContext, move_ids: Collection[str]
@@ -581,7 +594,7 @@ def by_ids(ctxt: context.RequestContext, move_ids: Collection[str]
     """Those of some moves that have not ended, oldest first."""
     if not move_ids:
         return []
-    return _moves(ctxt, models.Volume.id.in_(move_ids))
+    return _moves(ctxt, _SOME_MOVES, move_ids=list(move_ids))
 
 
 @_retried
