@@ -182,6 +182,21 @@ class Look:
             or bool(table.readers(rows.for_host(self._ctxt, host), host, name)
                     - {move.move_id})))
 
+    def is_snapshot_needed(self, move: rows.Move) -> bool:
+        """Whether anybody needs the snapshot that a move brings."""
+        host = move.transfer.destination_host
+        name = move.transfer.destination_name
+
+        def ask() -> bool:
+            # In this order: who reads one that was deleted, did so before.
+            if any(snapshot.name == name for snapshot
+                   in rows.snapshots_on(self._ctxt, host)):
+                return True
+            moves = (self._moves if self._whole
+                     else rows.for_host(self._ctxt, host))
+            return bool(table.readers(moves, host, name))
+        return self._once(('needed', host, name), ask)
+
     def progress(self, move: rows.Move) -> engine.Progress:
         """How far a move is that arrives here."""
         return self._once(
@@ -305,6 +320,9 @@ class Facts:
                         and look.is_snapshot_wanted(move))
             case table.Fact.PASSED_ON:
                 return self._is_passed_on()
+            case table.Fact.UNNEEDED:
+                return (move.transfer.is_snapshot
+                        and not look.is_snapshot_needed(move))
             case table.Fact.SOURCE_GONE:
                 return self._is_gone(fact, table.DELETE_SOURCE,
                                      move.transfer.source_host,

@@ -107,6 +107,8 @@ class Fact(str, enum.Enum):
     PASSED_ON = ('passed_on', 'database', 'the volume has arrived at a third '
                  'node and has given its source, this copy, back; and no '
                  'snapshot needs it')
+    UNNEEDED = ('unneeded', 'database', 'what arrives is a snapshot that no '
+                'user has, and no copy reads')
 
     def __new__(cls, word: str, known_by: str, meaning: str) -> Fact:
         fact = str.__new__(cls, word)
@@ -283,6 +285,7 @@ TABLE: dict[State, Rules] = {
         steps=(SEAL_SOURCE, START_HYDRATION),
         transitions=(
             Transition(State.DISCARDING, (Fact.PASSED_ON,), at_once=True),
+            Transition(State.DISCARDING, (Fact.UNNEEDED,), at_once=True),
             Transition(State.COMPLETING, (Fact.READY, Fact.ALL_LOCAL))),
         serves=True),
     State.COMPLETING: Rules(

@@ -1525,6 +1525,51 @@ class CopyTest(SnapshotTestCase):
         self.cloud.watch()
         self.assert_made(*volumes)
 
+    def arrivals(self):
+        """What brings snapshots of the volume the rest of them."""
+        return rows.snapshots_arriving(self.ctxt, self.volume.id)
+
+    def assert_gone_before_the_volume_arrives(self):
+        """Nobody waits for what a deleted volume alone has read."""
+        for _period in range(4):
+            self.cloud.watch()
+        self.assertEqual([], self.arrivals())
+        self.assertEqual(table.State.MIGRATING, self.state())
+        for host in self.hosts:
+            found = self.cloud.nodes[host].volumes.disks
+            self.assertEqual([], [name for name in found if not any(
+                part in name for part in (self.volume.id,
+                                          self.refresh().name_id))])
+        self.assert_whole()
+        self.cloud.settle()
+        self.assert_nothing_left(self.volume)
+
+    def test_clone_of_what_arrives_is_deleted_with_what_it_reads(self):
+        self.cloud.attach(self.volume, B)
+        self.cloud.watch()
+        volumes = [self.cloud.create_from(self.volume, host)
+                   for host in (A, B)]
+        self.assertEqual(2, len(self.arrivals()))
+        for volume in volumes:
+            self.assertTrue(self.cloud.delete(volume))
+        self.assert_gone_before_the_volume_arrives()
+
+    def test_snapshot_that_nobody_reads_any_more_goes_before_it_arrives(self):
+        self.cloud.attach(self.volume, B)
+        self.cloud.watch()
+        snapshot = self.take()
+        volumes = [self.cloud.create_from(snapshot, host)
+                   for host in (A, B)]
+        self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+        self.assertTrue(self.cloud.delete(volumes.pop()))
+        for _period in range(4):
+            self.cloud.watch()
+        self.assertEqual(1, len(self.arrivals()))
+        self.assertEqual(self.cloud.content[volumes[0].id],
+                         self.cloud.read(volumes[0]))
+        self.assertTrue(self.cloud.delete(volumes.pop()))
+        self.assert_gone_before_the_volume_arrives()
+
     def test_without_space_it_fails_with_a_sentence(self):
         snapshot = self.take()
         self.cloud.nodes[B].volumes.total = units.Mi

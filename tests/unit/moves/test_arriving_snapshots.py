@@ -368,13 +368,6 @@ class FaultTestCase(test_copier.CopierTestCase, test_keeper.FaultTestCase):
             self.cloud.watch()
             self.cloud.watch()
 
-    def forget_volume(self, volume):
-        host = self.cloud.host_of(volume)
-        self.cloud.movers[host]._handles.delete(
-            self.cloud.refresh(volume).name)
-        self.cloud.watch()
-        self.cloud.refresh(volume).destroy()
-
 
 class FaultTest(FaultTestCase):
     """A snapshot is taken, arrives and is deleted."""
@@ -460,3 +453,35 @@ class CloneFaultTest(FaultTestCase):
 class CloneElsewhereFaultTest(CloneFaultTest):
 
     there = base.C
+
+
+class CloneDeletedFaultTest(FaultTestCase):
+    """A clone is deleted, and what it reads, before anything has arrived."""
+
+    parts = ('delete',)
+    least = 10
+
+    def live(self):
+        volume = self.begin()
+        clone = self.make(base.C, volume)
+        self.assertEqual('available', clone.status)
+        with self.part('delete'), self.asked(clone, 'error_deleting'):
+            self.delete_volume(clone)
+            for _period in range(3):
+                self.cloud.watch()
+        self.come_back()
+        if not self.cloud.row(clone).status.startswith('deleted'):
+            self.delete_volume(clone)
+        for _period in range(6):
+            self.cloud.watch()
+        self.assertEqual([], rows.snapshots_arriving(self.ctxt, volume.id))
+        self.assertEqual([table.State.MIGRATING], [
+            move.state for move in rows.for_volume(self.ctxt, volume.id)])
+        self.assert_reads(volume)
+        self.cloud.settle()
+        if self.plan:
+            self.assert_whole(volume)
+        self.forget_volume(volume)
+
+    def test_nothing_is_left_of_either(self):
+        self.try_calls()
