@@ -59,9 +59,9 @@ class Handles:
         """The device that everybody uses."""
         return self._node.device_mapper.path(handle_name(copy))
 
-    def kernel_path(self, copy: str) -> str:
-        """The same device for who would take its name for one of his own."""
-        return self._node.device_mapper.kernel_path(handle_name(copy))
+    def link(self, copy: str) -> str:
+        """The same device by a link that its user may replace."""
+        return self._node.device_mapper.link(handle_name(copy))
 
     def create(self, copy: copies.Copy, content_of: str = '') -> None:
         """Make the logical volume of a copy and its handle, or neither.

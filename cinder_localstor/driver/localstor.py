@@ -648,7 +648,7 @@ class LocalStorDriver(driver.VolumeDriver):
                 return self._connect_late(volume, connector)
         path = self._handles.path(copy)
         if kind is Connection.LOCAL and self._will_be_decrypted(present):
-            path = self._handles.kernel_path(copy)
+            path = self._handles.link(copy)
         data: dict[str, Any] = {'device_path': path}
         if self._node.volumes.thin:
             # Of others Cinder says what report_discard_supported says.
@@ -660,8 +660,8 @@ class LocalStorDriver(driver.VolumeDriver):
         """Whether Cinder itself connects an encrypted volume, to copy what it
         holds, or to write an image to it.
 
-        os-brick gives the device that it decrypts to the name of the handle
-        where it finds that in /dev/mapper: it takes the handle for a device
+        os-brick replaces the device that it is given by a link to the one that
+        it decrypts to, and takes what it finds in /dev/mapper for a device
         that it has made itself.
         """
         return bool(volume.encryption_key_id) and (

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import re
 
+from os_brick.privileged import rootwrap
 from oslo_log import log as logging
 from oslo_utils import excutils
 import tenacity
@@ -23,6 +24,8 @@ from cinder_localstor.node import udev
 LOG = logging.getLogger(__name__)
 
 UUID_PREFIX = 'LOCALSTOR-'
+# Not in /dev/mapper: what is there belongs to device-mapper.
+LINK = '/dev/localstor-%s'
 
 SEGMENT_LINE = re.compile(r'(?P<name>\S+): (?P<start>\d+) (?P<length>\d+) '
                           r'(?P<target>\S+) ?(?P<arguments>.*)')
@@ -127,9 +130,9 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
     def path(self, name: str) -> str:
         return '/dev/mapper/' + name
 
-    def kernel_path(self, name: str) -> str:
-        number = os.stat(self.path(name)).st_rdev
-        return '/dev/dm-%d' % os.minor(number)
+    def link(self, name: str) -> str:
+        rootwrap.link_root(self.path(name), LINK % name)
+        return LINK % name
 
     def exists(self, name: str) -> bool:
         return os.path.exists(self.path(name))
@@ -196,6 +199,9 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
         self._command.run('dmsetup', 'message', name, '0', text)
 
     def remove(self, name: str) -> None:
+        if os.path.lexists(LINK % name):
+            rootwrap.unlink_root(LINK % name)
+
         @tenacity.retry(
             retry=tenacity.retry_if_exception_type(exception.VolumeInUse),
             wait=tenacity.wait_fixed(0.2), stop=tenacity.stop_after_attempt(5),

@@ -340,9 +340,11 @@ class DeviceMapper(abc.ABC):
         """The device of a node."""
 
     @abc.abstractmethod
-    def kernel_path(self, name: str) -> str:
-        """The device of a node by the kernel's own name for it, which no other
-        node has while this one is there; no command.
+    def link(self, name: str) -> str:
+        """Make a symbolic link to the device of a node, and tell where it is.
+
+        Whoever gets it may replace it.  It goes when the node is removed, and
+        when the host boots.
         """
 
     @abc.abstractmethod

@@ -486,8 +486,8 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
     def path(self, name: str) -> str:
         return '/dev/mapper/' + name
 
-    def kernel_path(self, name: str) -> str:
-        return '/dev/kernel/' + name
+    def link(self, name: str) -> str:
+        return '/dev/link/' + name
 
     def exists(self, name: str) -> bool:
         return name in self.nodes
@@ -950,7 +950,7 @@ class SimulatedNode:
         _dev, group, name = path.strip('/').split('/')
         there = {
             'mapper': set(self.device_mapper.nodes),
-            'kernel': set(self.device_mapper.nodes),
+            'link': set(self.device_mapper.nodes),
             'group': set(self.volumes.disks) - self.volumes.lost,
             'hydrated': set(self.hydrators.processes),
             'iscsi': {export.serial for export

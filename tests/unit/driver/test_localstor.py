@@ -307,10 +307,10 @@ class ConnectionTest(DriverTestCase):
         self.assertIsNone(self.driver.create_export(self.ctxt, self.volume,
                                                     HERE))
 
-    def test_cinder_gets_what_it_decrypts_by_another_name(self):
+    def test_cinder_gets_a_link_to_what_it_decrypts(self):
         named, other = ({'driver_volume_type': 'local', 'data': {
             'device_path': '/dev/%s/%s-handle' % (where, self.volume.name)}}
-            for where in ('mapper', 'kernel'))
+            for where in ('mapper', 'link'))
         self.assertEqual(named, self.connect(HERE))
         self.volume.encryption_key_id = uuidutils.generate_uuid()
         self.volume.save()

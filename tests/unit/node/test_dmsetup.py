@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import os
+import tempfile
 import unittest
 from unittest import mock
 
 import ddt
+from os_brick.encryptors import luks
+from os_brick import privileged
 
 from cinder_localstor import exception
 from cinder_localstor.node import dmsetup
@@ -128,15 +131,50 @@ class DevicesTest(DmsetupTestCase):
         self.assertEqual(((), ()), (device.status, device.under))
 
 
-class PathTest(DmsetupTestCase):
+class LinkTest(DmsetupTestCase):
 
-    def test_kernel_has_a_name_of_its_own(self):
-        self.assertEqual('/dev/mapper/v-handle', self.mapper.path('v-handle'))
-        with mock.patch.object(dmsetup.os, 'stat') as stat:
-            stat.return_value.st_rdev = os.makedev(253, 300)
-            self.assertEqual('/dev/dm-300',
-                             self.mapper.kernel_path('v-handle'))
-        stat.assert_called_once_with('/dev/mapper/v-handle')
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(privileged.default.set_client_mode,
+                        privileged.default.client_mode)
+        privileged.default.set_client_mode(False)
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        link = mock.patch.object(
+            dmsetup, 'LINK', os.path.join(directory.name, 'localstor-%s'))
+        link.start()
+        self.addCleanup(link.stop)
+
+    def test_os_brick_replaces_the_link_and_not_the_handle(self):
+        path = self.mapper.link('v-handle')
+        self.assertEqual(self.mapper.path('v-handle'), os.readlink(path))
+        keys, ran = mock.Mock(), []
+        keys.get.return_value.get_encoded.return_value = b'key'
+
+        def execute(*command, **_options):
+            ran.append(command)
+            return '', ''
+        luks.LuksEncryptor(
+            'sudo', {'data': {'device_path': path, 'volume_id': 'v'}},
+            keys, execute=execute).attach_volume(mock.Mock())
+        opened, replaced = ran
+        device, decrypted = opened[-2:]
+        self.assertEqual(self.mapper.path('v-handle'), device)
+        self.assertNotEqual('v-handle', decrypted)
+        self.assertEqual(('/dev/mapper/' + decrypted, path), replaced[-2:])
+
+    def test_link_is_made_again_after_it_was_replaced(self):
+        path = self.mapper.link('v-handle')
+        os.unlink(path)
+        os.symlink('/dev/mapper/crypt-localstor-v-handle', path)
+        self.assertEqual(path, self.mapper.link('v-handle'))
+        self.assertEqual(self.mapper.path('v-handle'), os.readlink(path))
+
+    def test_link_goes_with_the_node(self):
+        path = self.mapper.link('v-handle')
+        self.mapper.remove('v-handle')
+        self.assertFalse(os.path.lexists(path))
+        self.mapper.remove('v-handle')
 
 
 class ChangeTest(DmsetupTestCase):
