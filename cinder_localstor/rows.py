@@ -59,10 +59,15 @@ DESTINATION_HOST = PREFIX + 'destination_host'
 GENERATION = PREFIX + 'generation'
 CONNECTING = PREFIX + 'connecting'
 MIGRATED_FROM = PREFIX + 'migrated_from'
+REVERTED = PREFIX + 'reverted'
 
+# The state of a move whose source is kept, as the table has it
+KEEPING = 'keeping'
+
+# Fields that say where a copy is
+PLACE = ('host', 'cluster_name', 'service_uuid', 'availability_zone')
 # Fields of both rows that change places with the identity
-IDENTITY = ('host', 'cluster_name', 'service_uuid', 'availability_zone',
-            'provider_id', 'provider_location', 'provider_auth',
+IDENTITY = (*PLACE, 'provider_id', 'provider_location', 'provider_auth',
             'provider_geometry')
 # Longest value that a metadata row holds
 MOST_CHARACTERS = 255
@@ -339,6 +344,25 @@ def begin(ctxt: context.RequestContext, volume: objects.Volume,
     now = timeutils.utcnow()
     host = migrated_to or volume_utils.append_host(
         move.destination_host, volume_utils.extract_host(volume.host, 'pool'))
+    with db.main_context_manager.writer.using(ctxt.elevated()) as session:
+        _add(session, volume, move, {STATE: state, SINCE: now.isoformat(),
+                                     **_pack(move, leaving,
+                                             bool(migrated_to))},
+             host=host, cluster_name=destination.cluster_name,
+             service_uuid=destination.uuid,
+             availability_zone=destination.availability_zone)
+    return Move(transfer=move, state=state, since=now, leaving=leaving,
+                is_migration=bool(migrated_to), shown=False)
+
+
+def _add(session: Any, volume: objects.Volume | models.Volume,
+         move: transfer.Transfer, values: dict[str, str],
+         **place: str | None) -> None:
+    """Add the rows of a move.
+
+    :param values: its metadata
+    :param place: the fields of the shadow row that say where its copy is
+    """
     shadow = models.Volume()
     shadow.update({
         'id': move.move_id,
@@ -349,10 +373,7 @@ def begin(ctxt: context.RequestContext, volume: objects.Volume,
                  if move.taken_of and move.is_local else 0),
         'volume_type_id': volume.volume_type_id,
         'encryption_key_id': volume.encryption_key_id,
-        'host': host,
-        'cluster_name': destination.cluster_name,
-        'service_uuid': destination.uuid,
-        'availability_zone': destination.availability_zone,
+        **place,
         'status': 'maintenance',
         'attach_status': fields.VolumeAttachStatus.DETACHED,
         'use_quota': False,
@@ -360,16 +381,11 @@ def begin(ctxt: context.RequestContext, volume: objects.Volume,
         'display_name': '%s of %s' % ('copy' if move.is_copy else 'move',
                                       volume.id),
     })
-    values = {STATE: state, SINCE: now.isoformat(),
-              SOURCE_HOST: move.source_host,
-              DESTINATION_HOST: move.destination_host,
-              **_pack(move, leaving, bool(migrated_to))}
-    with db.main_context_manager.writer.using(ctxt.elevated()) as session:
-        session.add_all([shadow, *(models.VolumeAdminMetadata(
-            volume_id=move.move_id, key=key, value=value)
-            for key, value in values.items())])
-    return Move(transfer=move, state=state, since=now, leaving=leaving,
-                is_migration=bool(migrated_to), shown=False)
+    values = {SOURCE_HOST: move.source_host,
+              DESTINATION_HOST: move.destination_host, **values}
+    session.add_all([shadow, *(models.VolumeAdminMetadata(
+        volume_id=move.move_id, key=key, value=value)
+        for key, value in values.items())])
 
 
 def _pack(move: transfer.Transfer, leaving: tuple[str, ...],
@@ -443,6 +459,22 @@ def note_migration(ctxt: context.RequestContext, volume_id: str, host: str
     """
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
         _put(session, volume_id, MIGRATED_FROM, host)
+
+
+@_retried
+def note_revert(ctxt: context.RequestContext, volume_id: str) -> None:
+    """Note that a volume is being reverted, for the next start to know."""
+    with db.main_context_manager.writer.using(ctxt.elevated()) as session:
+        _put(session, volume_id, REVERTED,
+             str(generation_of(ctxt, volume_id)))
+
+
+def is_reverted(ctxt: context.RequestContext, volume_id: str) -> bool:
+    """Whether a volume that is being reverted is so already."""
+    metadata = db.volume_admin_metadata_get(ctxt.elevated(), volume_id)
+    # It does not move meanwhile.
+    return REVERTED in metadata and (
+        generation_of(ctxt, volume_id) == int(metadata[REVERTED]) + 1)
 
 
 def end_migrations(ctxt: context.RequestContext, host: str) -> dict[str, str]:
@@ -604,7 +636,7 @@ def change_state(ctxt: context.RequestContext, move: Move, state: str,
 
     :param swap: whether the identities change places
     :param begins: whether the volume's row gets the name of what arrives,
-        if that is a volume
+        if that is a volume; what it has been until then is kept from here on
     :raises MoveChanged: it is not in the state any more that `move` says
     """
     now = timeutils.utcnow()
@@ -616,13 +648,7 @@ def change_state(ctxt: context.RequestContext, move: Move, state: str,
         if swap:
             _swap(session, move)
         if begins and not move.transfer.is_snapshot:
-            named = session.query(models.Volume).filter_by(
-                id=move.volume_id, deleted=False).update(
-                {'_name_id': move.move_id}, synchronize_session=False)
-            if not named:
-                # It was deleted while it was made.
-                raise exception.MoveChanged(move_id=move.move_id,
-                                            state=move.state)
+            _give(session, move, now)
         if swap or begins:
             _put(session, move.move_id, SHOWN, 'yes')
     return dataclasses.replace(move, state=state, since=now, done=(),
@@ -682,6 +708,25 @@ def _swap(session: Any, move: Move) -> None:
     forward = theirs == move.move_id
     generation = move.transfer.generation - (0 if forward else 1)
     _put(session, move.volume_id, GENERATION, str(generation))
+
+
+def _give(session: Any, move: Move, now: datetime.datetime) -> None:
+    """Let a volume have the copy that arrives.
+
+    :raises MoveChanged: it was deleted while that was made
+    """
+    volume = session.get(models.Volume, move.volume_id, with_for_update=True)
+    if volume is None or volume.deleted:
+        raise exception.MoveChanged(move_id=move.move_id, state=move.state)
+    volume._name_id = move.move_id
+    if move.transfer.replaced:
+        _put(session, volume.id, GENERATION, str(move.transfer.generation))
+        kept = move.transfer.kept(new_move_id(volume.id),
+                                  volume.size * units.Gi)
+        _add(session, volume, kept, {
+            STATE: KEEPING, SINCE: now.isoformat(), SHOWN: 'yes',
+            **_pack(kept, (), False)}, **{field: getattr(volume, field)
+                                          for field in PLACE})
 
 
 def _put(session: Any, volume_id: str, key: str, value: str) -> None:

@@ -44,7 +44,7 @@ REFUSALS = ('may yet go back', 'is being extended', 'Attach it again',
 # The API does not pass on why these are refused.
 MUTE = ('extend', 'delete', 'migrate', 'revert')
 # What a service that comes back does not leave so
-SETTLED_BY_THE_DRIVER = ('extending', 'retyping')
+SETTLED_BY_THE_DRIVER = ('extending', 'retyping', 'reverting')
 # Of a volume that Cinder migrates
 MIGRATING = ('starting', 'migrating', 'completing')
 # Of a move that ends when the volume's snapshots are gone
@@ -97,8 +97,9 @@ class Player:
         self._unsure = False
         # Whether there may be volumes or snapshots that nobody wants
         self._untidy = False
-        # Whether nobody knows what the volume holds
-        self._spoiled = False
+        # The copy that the volume had when it was to be reverted, until it is
+        # known what has come of that
+        self._reverted_from: str | None = None
         self._waits_since = 0.0
         # Since when the volume has a status that must end by itself
         self._passing_since = 0.0
@@ -417,11 +418,24 @@ class Player:
 
     def _revert(self) -> None:
         assert self._snapshot is not None
-        self._spoiled = True
+        self._reverted_from = self._user.copy_of(self.volume)
         self._user.revert(self.volume, self._snapshot.id)
         self._wait('available')
+        if not self._is_reverted():
+            raise users.VolumeError(
+                'volume %s could not be reverted, and is as it was'
+                % self.volume)
+
+    def _is_reverted(self) -> bool:
+        """Find out what a volume is that was to be reverted: it gets another
+        copy, or is as it was.
+        """
+        before, self._reverted_from = self._reverted_from, None
+        if before in (None, self._user.copy_of(self.volume)):
+            return False
+        assert self._snapshot is not None
         self._ledger = self._snapshot.ledger.fork()
-        self._spoiled = False
+        return True
 
     def _delete(self) -> None:
         if self._snapshot:
@@ -435,7 +449,6 @@ class Player:
                        lambda: self._user.status(self.volume))
         if status is None:
             self.volume = ''
-            self._spoiled = False
 
     @staticmethod
     def _wait_for(what: str, status: str | None,
@@ -493,23 +506,21 @@ class Player:
         if self._attachment is not None or self._ledger.acknowledged:
             self._journal.note(self.name, 'volume is gone')
         self.volume = ''
-        self._attachment = self._snapshot = None
-        self._spoiled = False
+        self._attachment = self._snapshot = self._reverted_from = None
 
     def _is_well(self, volume: dict) -> bool:
         """Whether the volume's status is one of rest; mends it if not."""
         status, size = volume['status'], volume['size']
         wanted = 'in-use' if self._attachment else 'available'
-        if status == wanted and not self._spoiled and (
-                volume['migration_status'] not in MIGRATING):
+        if status == wanted and volume['migration_status'] not in MIGRATING:
             self._passing_since = 0.0
+            self._is_reverted()
             if size != self._size:
                 self._grow(size)
             return True
         self._journal.note(self.name, 'volume %s is %s' % (
             self.volume, status))
-        if status in ('error', 'error_deleting') or (
-                self._spoiled and status == 'available'):
+        if status in ('error', 'error_deleting'):
             # It never came to be, or its deletion was broken off.
             self._user.reset(self.volume, 'available')
             self._act('delete', self._delete)

@@ -103,6 +103,11 @@ class User:
         host = self.show(volume_id)['os-vol-host-attr:host']
         return host.partition('@')[0]
 
+    def copy_of(self, volume_id: str) -> str:
+        """Id that the name of a volume's logical volume has."""
+        return (self.show(volume_id)['os-vol-mig-status-attr:name_id']
+                or volume_id)
+
     def messages(self, volume_id: str) -> list[str]:
         """What Cinder has told the volume's user of failures, in words."""
         return [message['user_message'] for message in

@@ -5,6 +5,8 @@ A node must know what each logical volume is even before it can reach the
 database, so the gist is kept in the volumes' LVM tags too.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from typing import Any
@@ -49,6 +51,8 @@ class Transfer:
         the move that it arrived by; '' elsewhere. `source_name` is the
         volume's copy then
     :ivar snapshot_id: the snapshot's, '' if no user has it
+    :ivar replaced: of a copy that its volume is reverted to, the one that the
+        volume has until the copy can be used; '' elsewhere
     """
 
     move_id: str
@@ -73,6 +77,7 @@ class Transfer:
     larger: int = 0
     snapshot_of: str = ''
     snapshot_id: str = ''
+    replaced: str = ''
 
     @property
     def is_snapshot(self) -> bool:
@@ -100,8 +105,25 @@ class Transfer:
         return {key: value for key, value in dataclasses.asdict(self).items()
                 if value != _DEFAULTS.get(key)}
 
+    def kept(self, move_id: str, size: int) -> Transfer:
+        """What stands for the copy that this one has :attr:`replaced`: as if
+        the volume had left it behind in a move.
+
+        :param size: bytes of that copy
+        """
+        return Transfer(
+            move_id=move_id, volume_id=self.volume_id,
+            generation=self.generation,
+            source_host=self.destination_host,
+            destination_host=self.destination_host,
+            source_name=self.replaced,
+            destination_name=self.destination_name, size=size,
+            block_size=self.block_size, engine=self.engine,
+            region_sectors=self.region_sectors, threshold=self.threshold,
+            batch=self.batch, export=interface.NO_EXPORT)
+
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> 'Transfer':
+    def from_dict(cls, values: dict[str, Any]) -> Transfer:
         """The inverse of :meth:`as_dict`."""
         return cls(**{**values,
                       'export': interface.Export(**values['export'])})

@@ -364,6 +364,46 @@ class LocalStorDriver(driver.VolumeDriver):
         with self._busy_told():
             self._service.keeper.delete(ctxt, snapshot)
 
+    def snapshot_revert_use_temp_snapshot(self) -> bool:
+        # The volume is as it was until it can be used as it is to be.
+        return False
+
+    def revert_to_snapshot(self, ctxt: context.RequestContext,
+                           volume: objects.Volume, snapshot: objects.Snapshot
+                           ) -> None:
+        ctxt = context.get_admin_context()
+        with (self._unfinished.reverting(volume.id),
+              self._reverted_or_as_it_was(ctxt, volume)):
+            present = objects.Volume.get_by_id(ctxt, volume.id)
+            if present.provider_location:
+                self._unexport(ctxt, present)
+            self._service.copier.revert(ctxt, volume, snapshot)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _reverted_or_as_it_was(ctxt: context.RequestContext,
+                               volume: objects.Volume) -> Iterator[None]:
+        """Let a user go on with a volume that could not be reverted.
+
+        Cinder would let it be in error, though nothing was done to it.
+        """
+        with messages.told(
+                volume, message_field.Action.CREATE_VOLUME_FROM_BACKEND,
+                message_field.Detail.DRIVER_FAILED_CREATE, lambda: True):
+            try:
+                yield
+            except Exception as error:
+                if not rows.is_reverted(ctxt, volume.id):
+                    # Cinder's own line does not come to be then.
+                    LOG.error('Volume %(volume)s could not be reverted, and '
+                              'is as it was: %(error)s',
+                              {'volume': volume.id, 'error': error})
+                    volume.update_single_status_where('available',
+                                                      'reverting')
+                    raise
+                LOG.warning('Volume %(volume)s is reverted; then %(error)s',
+                            {'volume': volume.id, 'error': error})
+
     @staticmethod
     @contextlib.contextmanager
     def _busy_told() -> Iterator[None]:

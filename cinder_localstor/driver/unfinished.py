@@ -12,6 +12,10 @@ the volume.  Here it is settled by what is true on the node.
 
 So does a migration.  Where the volume lives tells how it has ended.
 
+A volume that was ``reverting`` is as it was before, or as its snapshot, and
+nothing in between.  It is ``available``, and so is the snapshot; if it is as
+it was, the user is told.
+
 A snapshot that was being deleted stays ``deleting``.  It becomes ``error``,
 and the user is told: whatever was done, it can be deleted again.
 
@@ -27,7 +31,9 @@ not have changed for as long.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
+import contextlib
 import datetime
 from typing import TypeAlias
 
@@ -94,6 +100,17 @@ class Unfinished:
         self._volumes = volumes
         self._extend = extend
         self._custodian = keeps
+        # Ids of volumes that this process reverts
+        self._reverting: set[str] = set()
+
+    @contextlib.contextmanager
+    def reverting(self, volume_id: str) -> Iterator[None]:
+        """Leave a volume to who reverts it, however long that takes."""
+        self._reverting.add(volume_id)
+        try:
+            yield
+        finally:
+            self._reverting.discard(volume_id)
 
     def settle(self, ctxt: context.RequestContext) -> None:
         """Settle what there is; what can't be yet is left for the next look.
@@ -103,6 +120,9 @@ class Unfinished:
             # While Cinder copies, it is the migration that has to end first.
             if volume.migration_status in gate.MIGRATION_OVER:
                 self._rest(volume)
+        for volume in self._stale(ctxt, 'reverting'):
+            if volume.id not in self._reverting:
+                self._settle_revert(ctxt, volume)
         for status in (custodian.MANAGING, custodian.UNMANAGING):
             for volume in self._stale(ctxt, status):
                 self._settle_managing(
@@ -151,6 +171,19 @@ class Unfinished:
                     'it can be deleted again', snapshot.id)
         messages.tell(snapshot, message_field.Action.SNAPSHOT_DELETE,
                       message_field.Detail.SNAPSHOT_DELETE_ERROR)
+
+    def _settle_revert(self, ctxt: context.RequestContext,
+                       volume: objects.Volume) -> None:
+        if not self._rest(volume):
+            return
+        if not rows.is_reverted(ctxt, volume.id):
+            messages.tell(
+                volume, message_field.Action.CREATE_VOLUME_FROM_BACKEND,
+                message_field.Detail.DRIVER_FAILED_CREATE)
+        for snapshot in objects.SnapshotList.get_all_for_volume(ctxt,
+                                                                volume.id):
+            snapshot.conditional_update({'status': 'available'},
+                                        {'status': 'restoring'})
 
     def _stale(self, ctxt: context.RequestContext, status: str
                ) -> list[objects.Volume]:

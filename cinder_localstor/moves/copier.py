@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New volumes from what there is already, as Cinder's users ask for them.
+"""Volumes from what there is already, as Cinder's users ask for them.
 
 Thin volumes of one node share their blocks, so there is nothing to copy.  Any
 other begins a *copy*: the new volume is usable at once and arrives from a
 snapshot, on this node or on another, as a volume that moves does.  To clone a
 volume such a snapshot is taken for the copy alone.
+
+A volume that is reverted to a snapshot gets a copy of it in the same way,
+which takes the place of the one that it has.
 """
 
 from __future__ import annotations
@@ -79,18 +82,76 @@ class Copier:
         :raises PeerDown: its node is down
         :raises NotEnoughSpace: the volume group or the pool is too full
         """
-        found = rows.find_snapshot(ctxt, snapshot.id)
-        if found is None or found.role is not copies.Role.SNAPSHOT:
-            raise exception.SnapshotLost(snapshot_id=snapshot.id)
-        if (found.host == self.host and self._node.volumes.thin
-                and not self._source.does_snapshot_arrive(found.name)):
-            self._source.check_snapshot(found.name)
-            return self._share(volume, found.name)
+        found = self._find(ctxt, snapshot)
+        if self._may_share(found):
+            self._share(volume, volume.name, rows.FIRST_GENERATION,
+                        found.name)
+            return {}
         move_id = rows.new_move_id(volume.id)
         with self._beginning(ctxt, move_id):
             self._record(ctxt, volume, move_id, found)
             self._executor.drive(ctxt, move_id, [table.State.CREATING])
         return {'_name_id': move_id}
+
+    @staticmethod
+    def _find(ctxt: context.RequestContext, snapshot: objects.Snapshot
+              ) -> copies.Copy:
+        """:raises SnapshotLost: there is no such snapshot"""
+        found = rows.find_snapshot(ctxt, snapshot.id)
+        if found is None or found.role is not copies.Role.SNAPSHOT:
+            raise exception.SnapshotLost(snapshot_id=snapshot.id)
+        return found
+
+    def _may_share(self, snapshot: copies.Copy) -> bool:
+        """Whether a volume of this node can have the blocks of a snapshot.
+
+        :raises SnapshotLost: there is no such snapshot
+        """
+        if (snapshot.host != self.host or not self._node.volumes.thin
+                or self._source.does_snapshot_arrive(snapshot.name)):
+            return False
+        self._source.check_snapshot(snapshot.name)
+        return True
+
+    def revert(self, ctxt: context.RequestContext, volume: objects.Volume,
+               snapshot: objects.Snapshot) -> None:
+        """Let a volume be what it was when a snapshot was taken, wherever that
+        lies.
+
+        It gets another copy, made as for a new volume, and is as it was until
+        that can be used.  What it has had until then is left behind, as in a
+        move.
+
+        :raises VolumeInUse: somebody has it open
+        :raises: what :meth:`from_snapshot` raises
+        """
+        move_id = rows.new_move_id(volume.id)
+        with self._beginning(ctxt, move_id):
+            with self._gate.enter(ctxt, volume.id,
+                                  gate.Operation.REVERT) as present:
+                rows.note_revert(ctxt, volume.id)
+                self._handles.check_unused(present.name)
+                found = self._find(ctxt, snapshot)
+                move = self._record(ctxt, present, move_id, found,
+                                    replaced=present.name)
+            if self._may_share(found):
+                described = move.transfer
+                self._share(present, described.destination_name,
+                            described.generation, found.name)
+                self._executor.change_state(
+                    ctxt, move, table.State.COMPLETING,
+                    table.Identity.BEGINS)
+            else:
+                self._executor.drive(ctxt, move_id, [table.State.CREATING])
+        self._look_after_kept(ctxt, move)
+
+    def _look_after_kept(self, ctxt: context.RequestContext, move: rows.Move
+                         ) -> None:
+        """Have what a volume was before it was reverted looked after."""
+        for kept in rows.for_volume(ctxt, move.volume_id):
+            if kept.transfer.source_name == move.transfer.replaced:
+                self._executor.announce(kept)
+                self._look_after(kept.move_id)
 
     @staticmethod
     def arriving(ctxt: context.RequestContext, volume: objects.Volume
@@ -146,7 +207,9 @@ class Copier:
                                   gate.Operation.CLONE) as present:
                 self._check_size(present, volume)
                 if self.arriving(ctxt, present) is None:
-                    return self._share(volume, present.name)
+                    self._share(volume, volume.name, rows.FIRST_GENERATION,
+                                present.name)
+                    return {}
         move_id = rows.new_move_id(volume.id)
         with self._beginning(ctxt, move_id):
             with self._gate.enter(ctxt, cloned.id,
@@ -204,17 +267,17 @@ class Copier:
             raise exception.VolumeHasGrown(
                 volume_id=cloned.id, size=cloned.size, asked=volume.size)
 
-    def _share(self, volume: objects.Volume, name: str) -> dict[str, str]:
-        """Let a thin volume begin with the blocks of another one.
+    def _share(self, volume: objects.Volume, name: str, generation: int,
+               content_of: str) -> None:
+        """Let a copy of a thin volume begin with the blocks of another one.
 
         :raises NotEnoughSpace: the pool takes nothing more
         """
-        self._destination.space.check(volume.name, 0)
+        self._destination.space.check(name, 0)
         self._handles.create(copies.Copy(
-            host=self.host, name=volume.name, volume_id=volume.id,
-            generation=rows.FIRST_GENERATION, size=volume.size * units.Gi),
-            content_of=name)
-        return {}
+            host=self.host, name=name, volume_id=volume.id,
+            generation=generation, size=volume.size * units.Gi),
+            content_of=content_of)
 
     @contextlib.contextmanager
     def _beginning(self, ctxt: context.RequestContext, move_id: str
@@ -244,14 +307,19 @@ class Copier:
                         {'move': move_id, 'error': error})
 
     def _record(self, ctxt: context.RequestContext, volume: objects.Volume,
-                move_id: str, snapshot: copies.Copy, taken_of: str = ''
-                ) -> rows.Move:
+                move_id: str, snapshot: copies.Copy, taken_of: str = '',
+                replaced: str = '') -> rows.Move:
         """Make the row of a copy.
 
         :param snapshot: that it is made from
         :param taken_of: the volume's copy that it is yet to be taken of
+        :param replaced: the volume's copy that it takes the place of
         """
-        self._undo_former(ctxt, volume.id)
+        generation = rows.FIRST_GENERATION
+        if replaced:
+            generation = rows.generation_of(ctxt, volume.id) + 1
+        else:
+            self._undo_former(ctxt, volume.id)
         described = (move_id, taken_of or snapshot.name,
                      self._node.initiator.name())
         is_here = snapshot.host == self.host
@@ -265,7 +333,7 @@ class Copier:
         size, larger = snapshot.size, volume.size * units.Gi
         return self._executor.begin(ctxt, volume, transfer.Transfer(
             move_id=move_id, volume_id=volume.id,
-            generation=rows.FIRST_GENERATION, source_host=snapshot.host,
+            generation=generation, source_host=snapshot.host,
             destination_host=self.host, source_name=snapshot.name,
             destination_name=rows.future_copy_name(move_id), size=size,
             block_size=offer['block_size'], engine=answer['engine'],
@@ -274,7 +342,7 @@ class Copier:
             cloned=snapshot.volume_id if taken_of and not is_here else '',
             origin=(snapshot.depends_on.name if snapshot.depends_on
                     and offer.get('depends', True) else ''),
-            larger=larger if larger > size else 0,
+            larger=larger if larger > size else 0, replaced=replaced,
             **destination.choose_regions(size, self._configuration)),
             table.State.CREATING, self._service(ctxt))
 

@@ -174,6 +174,10 @@ class Executor:
         self._notifications.entered(after, move, problem)
         return after
 
+    def announce(self, move: rows.Move) -> None:
+        """Tell of a move that has come into its state beside another one."""
+        self._notifications.entered(move)
+
     def fail(self, ctxt: context.RequestContext, move: rows.Move,
              error: Exception) -> None:
         """Leave a move that an error keeps from going on; it is tried again.

@@ -307,6 +307,8 @@ class Facts:
                 return (not table.DELETE_SOURCE.is_done(move)
                         and look.is_kept(move)
                         and not self._does_source_arrive())
+            case table.Fact.SOURCE_WHOLE:
+                return not self._does_source_arrive()
             case table.Fact.SOURCE_FREE:
                 return (not self.holds(table.Fact.SOURCE_STAYS)
                         and not look.is_kept(move)

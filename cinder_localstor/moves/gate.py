@@ -41,6 +41,7 @@ class Operation(str, enum.Enum):
     SNAPSHOT = 'take a snapshot of it'
     MANAGE = 'manage a snapshot of it'
     CLONE = 'clone it'
+    REVERT = 'revert it to a snapshot'
     BACKUP = 'back it up'
     SEND = 'migrate it to a peer'
     MIGRATE = 'migrate it'
@@ -120,6 +121,10 @@ TABLE: dict[Operation, dict[str, Answer]] = {
     Operation.CLONE: _answers(
         _YES, _UNDECIDED, _WAITS, _WAITS, _SEALS, _ARRIVES, _YES, _YES,
         _YES, _DELETED),
+    # What it has until then is left behind as in a move.
+    Operation.REVERT: _answers(
+        _YES, _UNDECIDED, _WAITS, _WAITS, _SEALS, _ARRIVES, _YES, _YES, _YES,
+        _DELETED),
     # What is on another node still would not be in it.
     Operation.MANAGE: _answers(
         _YES, _UNDECIDED, _WAITS, _WAITS, _ARRIVES, _ARRIVES, _YES, _YES,

@@ -96,6 +96,8 @@ class Fact(str, enum.Enum):
                   "the source's copy is not exported any more")
     KEPT = ('kept', 'database', "thick snapshots lie on the source's copy, "
             'which has arrived')
+    SOURCE_WHOLE = ('source_whole', 'database', "the source's copy has all of "
+                    'its content, or needs it no more')
     SOURCE_FREE = ('source_free', 'database', 'no other move uses the '
                    "source's copy, and no thick snapshot lies on it")
     SOURCE_STAYS = ('source_stays', 'database', 'the source is a snapshot '
@@ -207,7 +209,9 @@ TAKE_SNAPSHOT = SourceStep(source.Source.take_snapshot)
 EXPORT_SOURCE = SourceStep(source.Source.export_source)
 SEAL_SOURCE = SourceStep(source.Source.seal_source)
 UNEXPORT_SOURCE = SourceStep(source.Source.unexport_source)
-HIDE_SOURCE = SourceStep(source.Source.hide_source)
+# That of a volume that is reverted may still arrive.
+HIDE_SOURCE = SourceStep(source.Source.hide_source,
+                         when=(Fact.SOURCE_WHOLE,))
 # A copy that another move arrives at or reads, or that has snapshots, is not
 # in the way of the volume: it can wait.
 DELETE_SOURCE = SourceStep(source.Source.delete_source,

@@ -161,6 +161,11 @@ class Export:
     password: str = dataclasses.field(repr=False)
 
 
+# Of what is read on its own node alone
+NO_EXPORT = Export(portal='', iqn='', lun=0, serial='', initiator='',
+                   address='', username='', password='')
+
+
 class VolumeGroup(abc.ABC):
     """The logical volumes of one volume group.
 

@@ -23,6 +23,7 @@ came with.
 from __future__ import annotations
 
 from collections.abc import Collection
+import dataclasses
 import functools
 from typing import Any, Protocol
 
@@ -247,7 +248,9 @@ class PeerAPI:
         self._call(peer, move.volume_id, 'run', patient=patient,
                    version=(CLONES if move.cloned else COPIES if move.is_copy
                             else FIRST_VERSION),
-                   move=move.as_dict(), steps=steps)
+                   # The source need not know, and an earlier version does not.
+                   move=dataclasses.replace(move, replaced='').as_dict(),
+                   steps=steps)
 
     def is_source_used(self, peer: str, move: transfer.Transfer) -> bool:
         """Whether anybody but the target has a source's handle open."""

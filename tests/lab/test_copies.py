@@ -77,6 +77,39 @@ class CopyTest(test_snapshots.SnapshotTestCase):
         self.wait_for('it has arrived', self.arrived)
         self.assertEqual(numbers, self.read_numbers(attachment.device))
 
+    def revert(self, snapshot):
+        self.detach(self.attachment)
+        self.user.revert(self.volume, snapshot)
+        self.wait_for('the volume is reverted', lambda: (
+            self.user.status(self.volume) == 'available'))
+
+    def test_volume_is_reverted_wherever_it_is(self):
+        snapshot = self.take()
+        self.write(self.attachment)
+        self.revert(snapshot)
+        self.attachment = self.assert_holds(self.volume, self.source)
+        # A second time, on another node, and before it has arrived
+        self.detach(self.attachment)
+        there = self.other(self.source)
+        self.attachment = self.attach(self.volume, there)
+        self.write(self.attachment)
+        self.revert(snapshot)
+        self.attachment = self.assert_holds(self.volume, there)
+        self.write(self.attachment, offset=600)
+        late = self.checksum(self.attachment, offset=600)
+        self.cut_power(there)
+        there.start()
+        self.cloud.wait_for_backends([there])
+        self.wait_for('it has arrived', self.arrived)
+        self.assertEqual(self.content, self.checksum(self.attachment))
+        self.assertEqual(late, self.checksum(self.attachment, offset=600))
+        for node in self.nodes:
+            self.assertEqual(0, self.localstor(node, 'status').returncode)
+        self.delete_snapshot(snapshot)
+        self.wait_for('nothing is kept', lambda: (
+            not leftovers.moves(self.cloud)))
+        self.assertEqual(self.content, self.checksum(self.attachment))
+
     def test_all_it_comes_from_is_deleted_while_it_arrives(self):
         snapshot = self.take()
         volumes = [self.make(snapshot_id=snapshot),

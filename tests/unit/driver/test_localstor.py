@@ -228,12 +228,6 @@ class VolumeTest(DriverTestCase):
             self.assertEqual([], self.cloud.leftovers([self.volume]))
             self.assertEqual([], rows.for_host(self.ctxt, base.A))
 
-    def test_what_cinder_does_by_itself_is_left_to_it(self):
-        # It takes a method that is not there for one that does nothing.
-        self.assertRaises((NotImplementedError, AttributeError),
-                          lambda: self.driver.revert_to_snapshot(
-                              self.ctxt, None, None))
-
 
 class StatsTest(DriverTestCase):
 

@@ -1513,6 +1513,51 @@ class CopyTest(SnapshotTestCase):
             self.cloud.settle()
             self.assert_nothing_left(self.volume)
 
+    def test_volume_that_still_arrives_is_reverted_at_once(self):
+        snapshot = self.take()
+        attachment = self.cloud.attach(self.volume, B)
+        self.cloud.watch()
+        self.cloud.write(self.volume, 3, 'not wanted')
+        self.cloud.detach(self.volume, attachment)
+        self.cloud.set_status(self.volume, 'available')
+        copied = self.patch('cinder.volume.manager.VolumeManager.'
+                            '_revert_to_snapshot_generic')
+        volume = self.cloud.revert(self.volume, snapshot)
+        copied.assert_not_called()
+        self.assertEqual('available', volume.status)
+        self.assert_whole()
+        self.cloud.settle()
+        self.assert_whole()
+        self.assert_as_then(snapshot)
+
+    def test_volume_that_can_not_be_reverted_is_as_it_was(self):
+        snapshot = self.take()
+        self.cloud.write(self.volume, 3, 'later')
+        before = dict(self.cloud.content[self.volume.id])
+        self.cloud.nodes[A].volumes.total = units.Mi
+        with self.assertLogs('cinder_localstor.driver') as logs:
+            volume = self.cloud.revert(self.volume, snapshot)
+        self.assertIn('extend the group', logs.output[-1])
+        self.assertEqual('available', volume.status)
+        self.assertEqual('available',
+                         self.cloud.refresh_snapshot(snapshot).status)
+        self.cloud.content[self.volume.id] = before
+        self.assert_whole()
+        self.cloud.settle()
+        self.assert_as_then(snapshot)
+        self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+        self.assert_nothing_left(self.volume)
+
+    def test_error_after_it_was_reverted_is_none(self):
+        snapshot = self.take()
+        self.cloud.write(self.volume, 3, 'not wanted')
+        with mock.patch('cinder_localstor.moves.copier.Copier.'
+                        '_look_after_kept', side_effect=ValueError('late')):
+            volume = self.cloud.revert(self.volume, snapshot)
+        self.assertEqual('available', volume.status)
+        self.assertEqual([], self.cloud.failures)
+        self.assert_whole()
+
     def test_all_is_deleted_while_it_arrives(self):
         snapshot = self.take()
         volumes = [self.cloud.create_from(snapshot, B),

@@ -170,6 +170,12 @@ class CreateTest(MessagesTestCase):
         self.cloud.attach(self.volume, B)
         self.assertEqual([CREATE_STATE], self.told(self.make(self.volume, B)))
 
+    def test_volume_could_not_be_reverted(self):
+        snapshot = self.take()
+        self.cloud.nodes[A].volumes.total = units.Mi
+        self.cloud.revert(self.volume, snapshot)
+        self.assertEqual([CREATE_FAILED], self.told())
+
     def test_what_cinder_makes_to_revert_has_no_user(self):
         snapshot = self.take()
         with mock.patch('cinder_localstor.moves.copier.Copier.from_snapshot',

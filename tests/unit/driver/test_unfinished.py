@@ -292,6 +292,48 @@ class RetypeTest(UnfinishedTestCase):
         self.assertEqual(('retyping', 1), self.state())
 
 
+class RevertTest(UnfinishedTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.snapshot = self.cloud.snapshot_row(self.volume)
+        self.snapshot.update(self.cloud.running[base.A].keeper.create(
+            self.ctxt, self.snapshot))
+        self.snapshot.save()
+
+    def ask(self):
+        """What a user does."""
+        self.set_row(self.volume, status='reverting')
+        self.snapshot.status = 'restoring'
+        self.snapshot.save()
+
+    def assert_settled(self, told):
+        self.settle()
+        self.assertEqual(('available', 1), self.state())
+        self.snapshot.refresh()
+        self.assertEqual('available', self.snapshot.status)
+        self.assertEqual(told, [row[1:] for row in self.messages()])
+
+    def test_not_begun_it_is_as_it_was_and_the_user_is_told(self):
+        self.ask()
+        self.assert_settled([(self.volume.id, (
+            message_field.Detail.DRIVER_FAILED_CREATE[0]))])
+
+    def test_done_it_is_done(self):
+        self.ask()
+        self.cloud.running[base.A].copier.revert(
+            self.ctxt, self.cloud.refresh(self.volume), self.snapshot)
+        self.assert_settled([])
+
+    def test_one_that_is_under_way_goes_on(self):
+        self.ask()
+        with self.unfinished.reverting(self.volume.id):
+            self.settle()
+            self.assertEqual(('reverting', 1), self.state())
+        self.settle()
+        self.assertEqual(('available', 1), self.state())
+
+
 class SnapshotTest(UnfinishedTestCase):
     """Snapshots whose deletion has died with the service."""
 

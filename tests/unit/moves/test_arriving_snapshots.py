@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots and clones of a volume that still arrives."""
 
-import os
 from unittest import mock
 
 import ddt
@@ -10,15 +9,10 @@ from oslo_utils import units
 from cinder_localstor.datapath import copies
 from cinder_localstor import exception
 from cinder_localstor.moves import table
-from cinder_localstor.node import simulated
 from cinder_localstor import rows
 from tests.unit import base
 from tests.unit.moves import test_copier
 from tests.unit.moves import test_keeper
-
-# How a call goes wrong, and whether its node loses its power then
-WAYS = (*((fault, False) for fault in simulated.Fault),
-        (simulated.Fault.CRASH, True), (simulated.Fault.CRASH_AFTER, True))
 
 
 class ArrivingTestCase(test_copier.CopierTestCase):
@@ -341,15 +335,6 @@ class FaultTestCase(test_copier.CopierTestCase, test_keeper.FaultTestCase):
     def setUp(self):
         super().setUp()
         self.forget_volume(self.volume)
-
-    def try_calls(self):
-        """Each call goes wrong in one way, or in all of them if there is time.
-        """
-        for number, (fault, power) in enumerate(WAYS):
-            self.try_every_call(
-                fault, power,
-                slice(None) if 'LOCALSTOR_SOAK_FAULTS' in os.environ
-                else slice(number, None, len(WAYS)))
 
     def begin(self):
         volume = self.cloud.create_volume()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import contextlib
+import os
 from unittest import mock
 
 from cinder import exception as cinder_exception
@@ -17,6 +18,9 @@ from tests.unit.moves import test_mover
 
 # What Cinder's manager does with an error of the driver
 REFUSALS = (cinder_exception.CinderException,)
+# How a call goes wrong, and whether its node loses its power then
+WAYS = (*((fault, False) for fault in simulated.Fault),
+        (simulated.Fault.CRASH, True), (simulated.Fault.CRASH_AFTER, True))
 
 
 class KeeperTestCase(test_mover.MoverTestCase):
@@ -232,6 +236,15 @@ class FaultTestCase(KeeperTestCase):
                                for call in node.faults.seen]
         for node in self.cloud.nodes.values():
             node.faults.forget()
+
+    def try_calls(self):
+        """Each call goes wrong in one way, or in all of them if there is time.
+        """
+        for number, (fault, power) in enumerate(WAYS):
+            self.try_every_call(
+                fault, power,
+                slice(None) if 'LOCALSTOR_SOAK_FAULTS' in os.environ
+                else slice(number, None, len(WAYS)))
 
     def try_every_call(self, fault, power=False, some=slice(None)):
         """:param some: which of the calls"""
