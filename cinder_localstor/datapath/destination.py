@@ -244,6 +244,7 @@ class Destination:
 
         What was read of the source before may be stale (hazard H2).
         """
+        self._seal_replaced(move)
         device_mapper = self._node.device_mapper
         device_mapper.forget_cached(
             self._handles.path(move.destination_name))
@@ -271,8 +272,26 @@ class Destination:
             return engine.Progress(engine.Hydration.MISSING)
         return self._engine(move).progress(move, devices)
 
+    def share(self, move: transfer.Transfer) -> None:
+        """Make the logical volume with the blocks of the snapshot that the
+        volume is reverted to, so that nothing has to arrive.
+
+        :raises NotEnoughSpace: the pool takes nothing more
+        """
+        self.space.check(move.destination_name, 0)
+        volumes = self._node.volumes
+        volumes.create_snapshot(move.destination_name, move.source_name,
+                                self._arriving_tags(move))
+        volumes.extend(move.destination_name, move.destination_size)
+
+    def _seal_replaced(self, move: transfer.Transfer) -> None:
+        """Let nobody write what the volume was before it was reverted."""
+        if move.replaced:
+            self._handles.seal_left(move.replaced, move.generation)
+
     def stand_alone(self, move: transfer.Transfer) -> None:
         """Let the handle lie on the logical volume; all has arrived."""
+        self._seal_replaced(move)
         self._handles.load(
             move.destination_name, snapshot_size=move.destination_size
             if move.is_snapshot else None)

@@ -248,6 +248,17 @@ class Handles:
             self._node.device_mapper.flush(self.path(copy))
             self._node.device_mapper.make_read_only(handle_name(copy))
 
+    def seal_left(self, copy: str, generation: int) -> None:
+        """As :meth:`seal`, of a copy that may be gone, or have no handle."""
+        if copy not in self._node.volumes.logical_volumes():
+            return
+        if self._node.device_mapper.exists(handle_name(copy)):
+            self.seal(copy, generation)
+        else:
+            self._node.volumes.retag(
+                copy, add=transfer.tags(superseded=generation),
+                remove=frozenset())
+
     def belong(self, copy: copies.Copy) -> None:
         """Let a copy's tags say whose it is and of which generation.
 

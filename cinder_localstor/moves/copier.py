@@ -84,9 +84,7 @@ class Copier:
         """
         found = self._find(ctxt, snapshot)
         if self._may_share(found):
-            self._share(volume, volume.name, rows.FIRST_GENERATION,
-                        found.name)
-            return {}
+            return self._share(volume, found.name)
         move_id = rows.new_move_id(volume.id)
         with self._beginning(ctxt, move_id):
             self._record(ctxt, volume, move_id, found)
@@ -135,23 +133,30 @@ class Copier:
                 move = self._record(ctxt, present, move_id, found,
                                     replaced=present.name)
             if self._may_share(found):
-                described = move.transfer
-                self._share(present, described.destination_name,
-                            described.generation, found.name)
+                self._destination.share(move.transfer)
                 self._executor.change_state(
                     ctxt, move, table.State.COMPLETING,
                     table.Identity.BEGINS)
             else:
                 self._executor.drive(ctxt, move_id, [table.State.CREATING])
-        self._look_after_kept(ctxt, move)
+        self._finish(ctxt, move)
 
-    def _look_after_kept(self, ctxt: context.RequestContext, move: rows.Move
-                         ) -> None:
-        """Have what a volume was before it was reverted looked after."""
-        for kept in rows.for_volume(ctxt, move.volume_id):
-            if kept.transfer.source_name == move.transfer.replaced:
-                self._executor.announce(kept)
-                self._look_after(kept.move_id)
+    def _finish(self, ctxt: context.RequestContext, move: rows.Move) -> None:
+        """Do at once what can be done of a volume that is reverted.
+
+        Whatever goes wrong, it is; the scheduler does the rest.
+        """
+        try:
+            self._executor.drive(ctxt, move.move_id,
+                                 [table.State.COMPLETING])
+            for kept in rows.for_volume(ctxt, move.volume_id):
+                if kept.transfer.source_name == move.transfer.replaced:
+                    self._executor.announce(kept)
+                    self._look_after(kept.move_id)
+        except Exception as error:
+            LOG.warning('Volume %(volume)s is reverted, and what that leaves '
+                        'is removed later: %(error)s',
+                        {'volume': move.volume_id, 'error': error})
 
     @staticmethod
     def arriving(ctxt: context.RequestContext, volume: objects.Volume
@@ -207,9 +212,7 @@ class Copier:
                                   gate.Operation.CLONE) as present:
                 self._check_size(present, volume)
                 if self.arriving(ctxt, present) is None:
-                    self._share(volume, volume.name, rows.FIRST_GENERATION,
-                                present.name)
-                    return {}
+                    return self._share(volume, present.name)
         move_id = rows.new_move_id(volume.id)
         with self._beginning(ctxt, move_id):
             with self._gate.enter(ctxt, cloned.id,
@@ -267,17 +270,17 @@ class Copier:
             raise exception.VolumeHasGrown(
                 volume_id=cloned.id, size=cloned.size, asked=volume.size)
 
-    def _share(self, volume: objects.Volume, name: str, generation: int,
-               content_of: str) -> None:
-        """Let a copy of a thin volume begin with the blocks of another one.
+    def _share(self, volume: objects.Volume, name: str) -> dict[str, str]:
+        """Let a thin volume begin with the blocks of another one.
 
         :raises NotEnoughSpace: the pool takes nothing more
         """
-        self._destination.space.check(name, 0)
+        self._destination.space.check(volume.name, 0)
         self._handles.create(copies.Copy(
-            host=self.host, name=name, volume_id=volume.id,
-            generation=generation, size=volume.size * units.Gi),
-            content_of=content_of)
+            host=self.host, name=volume.name, volume_id=volume.id,
+            generation=rows.FIRST_GENERATION, size=volume.size * units.Gi),
+            content_of=name)
+        return {}
 
     @contextlib.contextmanager
     def _beginning(self, ctxt: context.RequestContext, move_id: str

@@ -599,6 +599,36 @@ class Site(base.Cloud):
         self.set_status(volume, 'available')
         return True
 
+    def revert(self, instance: Instance) -> bool:
+        """Let a volume be what its newest good snapshot is; whether it is.
+
+        Another copy tells that it is.
+        """
+        snapshot = [found for found in instance.snapshots.values()
+                    if found.is_good][-1]
+        volume = self.refresh(instance.volume)
+        moving = rows.for_volume(self.ctxt, volume.id)
+        healthy, before = self.is_healthy, volume.name
+        if volume.size != snapshot.row.volume_size:
+            return False  # Cinder's API refuses it
+        self.set_status(volume, 'reverting')
+        snapshot.row.status = 'restoring'
+        snapshot.row.save()
+        try:
+            self._ask(volume, lambda driver: driver.revert_to_snapshot(
+                self.ctxt, volume, snapshot.row))
+        except REFUSALS as error:
+            assert moving or not healthy, 'revert fails: %s' % error
+        snapshot.row.status = 'available'
+        snapshot.row.save()
+        self.set_status(volume, 'available')
+        if self.row(volume).name == before:
+            return False
+        instance.contents = copy.deepcopy(snapshot.contents)
+        # What it is made from was flushed.
+        instance.contents.flush()
+        return True
+
     def delete_snapshot(self, instance: Instance) -> bool:
         """Delete the oldest snapshot of a volume; whether it is gone."""
         snapshot_id, snapshot = next(iter(instance.snapshots.items()))

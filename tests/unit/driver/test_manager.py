@@ -1551,8 +1551,8 @@ class CopyTest(SnapshotTestCase):
     def test_error_after_it_was_reverted_is_none(self):
         snapshot = self.take()
         self.cloud.write(self.volume, 3, 'not wanted')
-        with mock.patch('cinder_localstor.moves.copier.Copier.'
-                        '_look_after_kept', side_effect=ValueError('late')):
+        with mock.patch('cinder_localstor.moves.copier.Copier._finish',
+                        side_effect=ValueError('late')):
             volume = self.cloud.revert(self.volume, snapshot)
         self.assertEqual('available', volume.status)
         self.assertEqual([], self.cloud.failures)

@@ -72,6 +72,10 @@ def has_good_snapshots(instance):
     return any(snapshot.is_good for snapshot in instance.snapshots.values())
 
 
+def may_be_reverted(instance):
+    return may_attach(instance) and has_good_snapshots(instance)
+
+
 def may_detach(instance):
     return bool(idle(instance))
 
@@ -163,6 +167,11 @@ class Walk(stateful.RuleBasedStateMachine):
     def create_from_snapshot(self, number, host):
         self.site.create_from_snapshot(self.one(number, has_good_snapshots),
                                        host)
+
+    @among(may_be_reverted)
+    @stateful.rule(number=numbers)
+    def revert(self, number):
+        self.site.revert(self.one(number, may_be_reverted))
 
     @among(is_whole)
     @stateful.precondition(lambda self: len(self.site.instances) < 4)
