@@ -162,8 +162,7 @@ class Export:
 
 
 # Of what is read on its own node alone
-NO_EXPORT = Export(portal='', iqn='', lun=0, serial='', initiator='',
-                   address='', username='', password='')
+NO_EXPORT = Export('', '', 0, '', '', '', '', '')
 
 
 class VolumeGroup(abc.ABC):
