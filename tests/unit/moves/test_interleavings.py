@@ -430,6 +430,38 @@ def clone_elsewhere_and_extend(cloud: Site) -> Pair:
             ('extend', base.A, lambda: cloud.grow(instance))]
 
 
+def with_snapshot(cloud: Site) -> site.Instance:
+    """One that nobody uses, with a snapshot that it has left on its way."""
+    instance = cloud.create(base.A)
+    cloud.take_snapshot(instance)
+    cloud.attach(instance, base.B)
+    cloud.period(base.B)
+    cloud.give_up(instance, base.B)
+    return instance
+
+
+def revert_and_periods(cloud: Site) -> Pair:
+    """A volume still arrives that is reverted."""
+    instance = with_snapshot(cloud)
+    return [('revert', base.B, lambda: cloud.revert(instance)),
+            ('periods', base.B, cloud.watch)]
+
+
+def revert_and_end(cloud: Site) -> Pair:
+    """A volume is reverted in the moment in which it has arrived."""
+    instance = with_snapshot(cloud)
+    arrived(cloud)
+    return [('revert', base.B, lambda: cloud.revert(instance)),
+            ('periods', base.B, cloud.watch)]
+
+
+def revert_and_restart(cloud: Site) -> Pair:
+    """The node starts that has the snapshot."""
+    instance = with_snapshot(cloud)
+    return [('revert', base.B, lambda: cloud.revert(instance)),
+            ('restart', base.A, lambda: cloud.boot(base.A))]
+
+
 PAIRS = (attach_and_delete, attach_and_delete_in_mid_move, attach_and_extend,
          attach_and_attach, attach_here_and_there, attach_and_give_up,
          attach_and_periods, attach_on_and_end, attach_back_and_end,
@@ -439,7 +471,8 @@ PAIRS = (attach_and_delete, attach_and_delete_in_mid_move, attach_and_extend,
          late_export_and_end, late_creation_and_undoing, restart_and_period,
          restart_and_attach, migrate_and_attach, migrate_and_extend,
          migrate_and_restart, clone_elsewhere_and_attach,
-         clone_elsewhere_and_delete, clone_elsewhere_and_extend)
+         clone_elsewhere_and_delete, clone_elsewhere_and_extend,
+         revert_and_periods, revert_and_end, revert_and_restart)
 
 
 @ddt.ddt
