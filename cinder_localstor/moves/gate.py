@@ -169,17 +169,27 @@ def is_bound(volume: objects.Volume) -> bool:
         volume.migration_status not in MIGRATION_OVER)
 
 
-def _answer(move: rows.Move, operation: Operation) -> Answer:
-    answer = TABLE[operation][table.State(move.state)]
+def _answer(move: rows.Move, operation: Operation, name: str) -> Answer:
+    state = table.State(move.state)
+    if (state is table.State.DISCARDING
+            and move.transfer.destination_name != name):
+        # In the middle of a chain another move has taken the volume on. What
+        # is removed is a copy that it is no more, as in an abort.
+        state = table.State.ABORTING
+    answer = TABLE[operation][state]
     if (answer is Answer.ARRIVES and table.has_released(move)
             or answer is Answer.SEALS and table.SEAL_SOURCE.is_done(move)):
         return Answer.YES
     return answer
 
 
-def refusal(move: rows.Move, operation: Operation) -> Exception | None:
-    """What a user is told whose operation a move does not allow now."""
-    answer = _answer(move, operation)
+def refusal(move: rows.Move, operation: Operation, name: str
+            ) -> Exception | None:
+    """What a user is told whose operation a move does not allow now.
+
+    :param name: of the copy that the volume is
+    """
+    answer = _answer(move, operation, name)
     if answer is Answer.DELETED:
         return exception.VolumeIsDiscarded(
             volume_id=move.volume_id, action=operation.value,
@@ -209,18 +219,19 @@ def check_moves(ctxt: context.RequestContext, volume_id: str,
                 operation: Operation) -> None:
     """:raises: a :func:`refusal` by any of a volume's moves"""
     try:
-        _check_moves(ctxt, volume_id, operation)
+        _check_moves(ctxt, objects.Volume.get_by_id(ctxt, volume_id),
+                     operation)
     except _Waits as waits:
         raise waits.refusal from None
 
 
-def _check_moves(ctxt: context.RequestContext, volume_id: str,
+def _check_moves(ctxt: context.RequestContext, volume: objects.Volume,
                  operation: Operation) -> None:
-    for move in rows.for_volume(ctxt, volume_id):
-        refused = refusal(move, operation)
+    for move in rows.for_volume(ctxt, volume.id):
+        refused = refusal(move, operation, volume.name)
         if refused is None:
             continue
-        if _answer(move, operation) in PATIENT:
+        if _answer(move, operation, volume.name) in PATIENT:
             raise _Waits(refused)
         raise refused
 
@@ -286,7 +297,7 @@ class Gate:
     def _check(self, ctxt: context.RequestContext, volume_id: str,
                operation: Operation) -> objects.Volume:
         volume = objects.Volume.get_by_id(ctxt, volume_id)
-        _check_moves(ctxt, volume_id, operation)
+        _check_moves(ctxt, volume, operation)
         home = volume_utils.extract_host(volume.host)
         if home != self.host and operation is not Operation.DETACH:
             if operation in TOO_EARLY:

@@ -33,10 +33,16 @@ class GateTest(base.TestCase):
         self.nap = self.patch('tenacity.nap.time')
 
     def move_in(self, state):
-        """Let a move of the volume be in a state, and the volume here."""
+        """Let a move of the volume be in a state, and the volume here, or
+        where it is deleted.
+        """
         self.cloud.move(self.volume)
         move, = rows.for_volume(self.ctxt, self.volume.id)
-        return rows.change_state(self.ctxt, move, state.value, swap=True)
+        deleted = state is table.State.DISCARDING
+        if deleted:
+            self.gate = gate.Gate(base.B, 1)
+        return rows.change_state(self.ctxt, move, state.value,
+                                 swap=not deleted)
 
     def test_every_operation_has_an_answer_for_every_state(self):
         self.assertEqual(set(gate.Operation), set(gate.TABLE))
@@ -57,6 +63,20 @@ class GateTest(base.TestCase):
                 else:
                     self.assertRaises(expected, ask, self.ctxt,
                                       self.volume.id, operation)
+
+    def test_copy_that_was_passed_on_is_as_one_of_an_aborted_move(self):
+        self.cloud.move(self.volume)
+        move, = rows.for_volume(self.ctxt, self.volume.id)
+        rows.change_state(self.ctxt, move, table.State.DISCARDING.value,
+                          swap=True)
+        for operation, answers in gate.TABLE.items():
+            if answers[table.State.ABORTING] is gate.Answer.YES:
+                self.gate.check(self.ctxt, self.volume.id, operation)
+            else:
+                error = self.assertRaises(
+                    gate.TOO_EARLY.get(operation, exception.VolumeIsMoving),
+                    self.gate.check, self.ctxt, self.volume.id, operation)
+                self.assertIn(move.move_id, str(error))
 
     def enter(self, *arguments):
         with self.gate.enter(*arguments) as volume:

@@ -666,6 +666,23 @@ class ChainTest(MoverTestCase):
         self.cloud.settle()
         self.assert_whole()
 
+    def test_copy_that_was_passed_on_is_in_nobodys_way(self):
+        self.cloud.move(self.volume)
+        self.away(base.B)
+        self.cloud.watch()
+        self.cloud.move(self.volume, to=base.C)
+        # It takes hours.
+        self.patch('cinder_localstor.datapath.wipes.Wipes.wipe')
+        for _period in range(4):
+            self.cloud.hydrate()
+            self.cloud.watch()
+        self.assertIn(table.State.DISCARDING, [
+            move.state for move in rows.for_volume(self.ctxt,
+                                                   self.volume.id)])
+        self.cloud.movers[base.C].stay(self.ctxt, self.volume.id)
+        self.cloud.movers[base.C].extend(self.ctxt, self.volume, 2 * units.Gi)
+        self.assert_reads(self.volume)
+
     @ddt.data(base.A, base.C)
     def test_last_move_ends_first(self, end):
         self.cloud.move(self.volume)
