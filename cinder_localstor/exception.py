@@ -202,6 +202,12 @@ class GivenUp(LocalStorException):
                 "and extend it again.")
 
 
+class RevertGivenUp(LocalStorException):
+    message = _("Volume %(volume_id)s is not reverted to snapshot "
+                "%(snapshot_id)s: that was asked for so long ago that it has "
+                "been given up. It is %(status)s, and as it was. Ask again.")
+
+
 class LogicalVolumeInactive(LocalStorException):
     message = _("Logical volume '%(group)s/%(name)s' of volume %(volume_id)s "
                 "is not active, so it has no handle. 'lvchange --activate y "

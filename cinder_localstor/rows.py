@@ -462,19 +462,23 @@ def note_migration(ctxt: context.RequestContext, volume_id: str, host: str
 
 
 @_retried
-def note_revert(ctxt: context.RequestContext, volume_id: str) -> None:
-    """Note that a volume is being reverted, for the next start to know."""
+def note_revert(ctxt: context.RequestContext, volume_id: str, move_id: str
+                ) -> None:
+    """Note what a volume becomes when it is reverted, for the next start to
+    know.
+
+    :param move_id: '' when that is over
+    """
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
-        _put(session, volume_id, REVERTED,
-             str(generation_of(ctxt, volume_id)))
+        _put(session, volume_id, REVERTED, move_id)
 
 
 def is_reverted(ctxt: context.RequestContext, volume_id: str) -> bool:
-    """Whether a volume that is being reverted is so already."""
+    """Whether a volume is what it is being reverted to."""
+    volume = db.volume_get(ctxt.elevated(), volume_id)
     metadata = db.volume_admin_metadata_get(ctxt.elevated(), volume_id)
-    # It does not move meanwhile.
-    return REVERTED in metadata and (
-        generation_of(ctxt, volume_id) == int(metadata[REVERTED]) + 1)
+    return volume._name_id is not None and (
+        volume._name_id == metadata.get(REVERTED))
 
 
 def end_migrations(ctxt: context.RequestContext, host: str) -> dict[str, str]:
@@ -718,8 +722,12 @@ def _give(session: Any, move: Move, now: datetime.datetime) -> None:
     volume = session.get(models.Volume, move.volume_id, with_for_update=True)
     if volume is None or volume.deleted:
         raise exception.MoveChanged(move_id=move.move_id, state=move.state)
+    replaced = move.transfer.replaced
+    if replaced and (_name(volume), volume_utils.extract_host(volume.host)
+                     ) != (replaced, move.transfer.destination_host):
+        raise exception.MoveChanged(move_id=move.move_id, state=move.state)
     volume._name_id = move.move_id
-    if move.transfer.replaced:
+    if replaced:
         _put(session, volume.id, GENERATION, str(move.transfer.generation))
         kept = move.transfer.kept(new_move_id(volume.id),
                                   volume.size * units.Gi)
@@ -727,6 +735,10 @@ def _give(session: Any, move: Move, now: datetime.datetime) -> None:
             STATE: KEEPING, SINCE: now.isoformat(), SHOWN: 'yes',
             **_pack(kept, (), False)}, **{field: getattr(volume, field)
                                           for field in PLACE})
+
+
+def _name(volume: models.Volume) -> str:
+    return db.CONF.volume_name_template % (volume._name_id or volume.id)
 
 
 def _put(session: Any, volume_id: str, key: str, value: str) -> None:

@@ -244,7 +244,7 @@ class Destination:
 
         What was read of the source before may be stale (hazard H2).
         """
-        self._seal_replaced(move)
+        self.seal_replaced(move)
         device_mapper = self._node.device_mapper
         device_mapper.forget_cached(
             self._handles.path(move.destination_name))
@@ -284,14 +284,14 @@ class Destination:
                                 self._arriving_tags(move))
         volumes.extend(move.destination_name, move.destination_size)
 
-    def _seal_replaced(self, move: transfer.Transfer) -> None:
+    def seal_replaced(self, move: transfer.Transfer) -> None:
         """Let nobody write what the volume was before it was reverted."""
         if move.replaced:
             self._handles.seal_left(move.replaced, move.generation)
 
     def stand_alone(self, move: transfer.Transfer) -> None:
         """Let the handle lie on the logical volume; all has arrived."""
-        self._seal_replaced(move)
+        self.seal_replaced(move)
         self._handles.load(
             move.destination_name, snapshot_size=move.destination_size
             if move.is_snapshot else None)

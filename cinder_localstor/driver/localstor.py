@@ -390,19 +390,27 @@ class LocalStorDriver(driver.VolumeDriver):
         with messages.told(
                 volume, message_field.Action.CREATE_VOLUME_FROM_BACKEND,
                 message_field.Detail.DRIVER_FAILED_CREATE, lambda: True):
+            before = objects.Volume.get_by_id(ctxt, volume.id).name
             try:
                 yield
             except Exception as error:
-                if not rows.is_reverted(ctxt, volume.id):
-                    # Cinder's own line does not come to be then.
-                    LOG.error('Volume %(volume)s could not be reverted, and '
-                              'is as it was: %(error)s',
-                              {'volume': volume.id, 'error': error})
-                    volume.update_single_status_where('available',
-                                                      'reverting')
-                    raise
-                LOG.warning('Volume %(volume)s is reverted; then %(error)s',
-                            {'volume': volume.id, 'error': error})
+                if objects.Volume.get_by_id(ctxt, volume.id).name != before:
+                    LOG.warning(
+                        'Volume %(volume)s is reverted; then %(error)s',
+                        {'volume': volume.id, 'error': error})
+                    return
+                # Cinder's own line does not come to be then.
+                LOG.error('Volume %(volume)s could not be reverted, and is '
+                          'as it was: %(error)s',
+                          {'volume': volume.id, 'error': error})
+                volume.update_single_status_where('available', 'reverting')
+                if isinstance(error, (NotImplementedError, AttributeError)):
+                    # For Cinder these say that it is to copy itself.
+                    raise exception.LocalStorException(
+                        reason=error) from error
+                raise
+            finally:
+                rows.note_revert(ctxt, volume.id, '')
 
     @staticmethod
     @contextlib.contextmanager

@@ -174,9 +174,11 @@ class Unfinished:
 
     def _settle_revert(self, ctxt: context.RequestContext,
                        volume: objects.Volume) -> None:
+        reverted = rows.is_reverted(ctxt, volume.id)
         if not self._rest(volume):
             return
-        if not rows.is_reverted(ctxt, volume.id):
+        rows.note_revert(ctxt, volume.id, '')
+        if not reverted:
             messages.tell(
                 volume, message_field.Action.CREATE_VOLUME_FROM_BACKEND,
                 message_field.Detail.DRIVER_FAILED_CREATE)

@@ -47,7 +47,11 @@ def abandon(ctxt: context.RequestContext, move_id: str,
         state = table.State.ABORTING
         move = rows.change_state(ctxt, move, state.value, swap=True)
     elif state is table.State.KEEPING:
-        # The snapshots are lost with it.  The other node drives this one.
+        # The snapshots are lost with it.
+        if move.transfer.is_local:
+            rows.forget(ctxt, move)
+            return move
+        # The other node drives this one.
         state = table.State.COMPLETING
         move = rows.change_state(ctxt, move, state.value)
         move = rows.record_done(ctxt, move, tuple(
@@ -66,6 +70,8 @@ def _host(move: rows.Move, side: table.Side) -> str:
 def _lost_side(ctxt: context.RequestContext, move: rows.Move) -> table.Side:
     down = directory.down(ctxt)
     lost = [side for side in table.Side if _host(move, side) in down]
+    if lost and move.transfer.is_local and move.state == table.State.KEEPING:
+        return table.Side.SOURCE  # no other node has a part in it
     if len(lost) != 1:
         raise exception.NotAbandoned(
             move_id=move.move_id, state=move.state,

@@ -120,14 +120,18 @@ class Copier:
         that can be used.  What it has had until then is left behind, as in a
         move.
 
+        :raises RevertGivenUp: nobody waits for it any more
         :raises VolumeInUse: somebody has it open
         :raises: what :meth:`from_snapshot` raises
         """
         move_id = rows.new_move_id(volume.id)
+        # Before anything can fail, so that no former one is taken for it
+        rows.note_revert(ctxt, volume.id, move_id)
         with self._beginning(ctxt, move_id):
             with self._gate.enter(ctxt, volume.id,
                                   gate.Operation.REVERT) as present:
-                rows.note_revert(ctxt, volume.id)
+                self._check_wanted(ctxt, present, snapshot)
+                self._executor.unexport_aborted(ctxt, volume.id)
                 self._handles.check_unused(present.name)
                 found = self._find(ctxt, snapshot)
                 move = self._record(ctxt, present, move_id, found,
@@ -141,18 +145,39 @@ class Copier:
                 self._executor.drive(ctxt, move_id, [table.State.CREATING])
         self._finish(ctxt, move)
 
-    def _finish(self, ctxt: context.RequestContext, move: rows.Move) -> None:
-        """Do at once what can be done of a volume that is reverted.
-
-        Whatever goes wrong, it is; the scheduler does the rest.
+    @staticmethod
+    def _check_wanted(ctxt: context.RequestContext, volume: objects.Volume,
+                      snapshot: objects.Snapshot) -> None:
+        """:raises RevertGivenUp: the user has been told that it is not to be,
+            and may have written to the volume since
         """
-        try:
-            self._executor.drive(ctxt, move.move_id,
-                                 [table.State.COMPLETING])
+        if (volume.status != 'reverting'
+                or rows.attachments(ctxt, volume.id)):
+            raise exception.RevertGivenUp(volume_id=volume.id,
+                                          snapshot_id=snapshot.id,
+                                          status=volume.status)
+
+    def _finish(self, ctxt: context.RequestContext, move: rows.Move) -> None:
+        """Do at once what can be done of a volume that is reverted."""
+        with self._or_later(move):
+            self._destination.seal_replaced(move.transfer)
+        with self._or_later(move):
             for kept in rows.for_volume(ctxt, move.volume_id):
-                if kept.transfer.source_name == move.transfer.replaced:
+                if (kept.state == table.State.KEEPING
+                        and kept.transfer.source_name
+                        == move.transfer.replaced):
                     self._executor.announce(kept)
                     self._look_after(kept.move_id)
+        with self._or_later(move):
+            self._executor.drive(ctxt, move.move_id,
+                                 [table.State.COMPLETING])
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _or_later(move: rows.Move) -> Iterator[None]:
+        """Leave to the scheduler what goes wrong when a volume is reverted."""
+        try:
+            yield
         except Exception as error:
             LOG.warning('Volume %(volume)s is reverted, and what that leaves '
                         'is removed later: %(error)s',
@@ -186,7 +211,8 @@ class Copier:
                 described, move_id=move_id, source_host=self.host,
                 source_name=described.destination_name,
                 destination_name=taken.name, is_copy=True, taken_of='',
-                cloned='', origin='', snapshot_id=taken.snapshot_id,
+                cloned='', origin='', replaced='',
+                snapshot_id=taken.snapshot_id,
                 snapshot_of=arriving.move_id,
                 content=max(described.size - local, 0),
                 larger=taken.size if taken.size > described.size else 0),
@@ -328,7 +354,8 @@ class Copier:
         is_here = snapshot.host == self.host
         offer = (self._source.offer(*described) if is_here
                  else self._peers.offer(snapshot.host, volume.id, *described,
-                                        is_clone=bool(taken_of)))
+                                        is_clone=bool(taken_of),
+                                        is_revert=bool(replaced)))
         export = interface.Export(**offer['export'])
         answer = self._destination.examine(
             offer['block_size'], export.portal, self.host,

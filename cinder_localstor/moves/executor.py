@@ -341,6 +341,20 @@ class Executor:
             ctxt, move, table.UNDONE_BY_FAILURE[table.State(move.state)],
             problem=why)
 
+    def unexport_aborted(self, ctxt: context.RequestContext, volume_id: str
+                         ) -> None:
+        """Let aborted moves whose peer is away be in nobody's way.
+
+        What is left on the peer is removed when it comes back.  But an
+        export keeps the copy in use, and LIO exports no device twice.
+        """
+        for move in rows.for_volume(ctxt, volume_id):
+            if (move.state == table.State.ABORTING
+                    and move.transfer.source_host == self.host):
+                with contextlib.suppress(exception.StepTooLate):
+                    self._steps.run(ctxt, move.transfer,
+                                    [table.UNEXPORT_SOURCE.name])
+
     @staticmethod
     def _transition(move: rows.Move, transitions: Iterable[table.Transition],
                     look: facts_of.Look) -> table.Transition | None:

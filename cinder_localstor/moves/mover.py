@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from cinder import context
@@ -46,7 +45,7 @@ class Mover:
 
     def __init__(self, host: str, node: interface.Node,
                  on_source: source.Source, node_handles: handles.Handles,
-                 steps: executor.StepRunner, interactive: executor.Executor,
+                 interactive: executor.Executor,
                  periodic: scheduler.Scheduler, peers: rpc.PeerAPI,
                  volume_gate: gate.Gate, configuration: Any) -> None:
         """:param host: ``host@backend`` of this node
@@ -56,7 +55,6 @@ class Mover:
         self._node = node
         self._source = on_source
         self._handles = node_handles
-        self._steps = steps
         self._executor = interactive
         self._scheduler = periodic
         self._peers = peers
@@ -104,12 +102,14 @@ class Mover:
             raise exception.LocalStorException(
                 reason='Volume %s is %s. Attach it when that is done.' % (
                     volume.id, CHANGING[volume.status]))
+        arriving = [move.transfer for move
+                    in rows.for_volume(ctxt, volume.id)]
         answer = self._peers.examine(
             peer.host, volume.id, self._node.volumes.block_size(),
-            self._source.portal(), is_copy=any(
-                move.transfer.is_copy
-                for move in rows.for_volume(ctxt, volume.id)),
-            data_path=properties.of_volume(ctxt, volume.id).data_path)
+            self._source.portal(),
+            is_copy=any(move.is_copy for move in arriving),
+            data_path=properties.of_volume(ctxt, volume.id).data_path,
+            is_revert=any(move.replaced for move in arriving))
         attachments = rows.attachments(ctxt, volume.id)
         # Somebody may have come since the driver has looked.
         if volume.provider_location:
@@ -131,7 +131,7 @@ class Mover:
             raise exception.VolumeConnectedElsewhere(
                 volume_id=volume.id, host='the host of attachment '
                 + leaving[0])
-        self._unexport_aborted(ctxt, volume.id)
+        self._executor.unexport_aborted(ctxt, volume.id)
         described = transfer.Transfer(
             move_id=move_id, volume_id=volume.id,
             generation=rows.generation_of(ctxt, volume.id) + 1,
@@ -217,9 +217,15 @@ class Mover:
 
     def of_volume(self, ctxt: context.RequestContext, volume_id: str
                   ) -> rows.Move | None:
-        """The move that decides where a volume is, if it moves."""
+        """The move that a volume has come by, or is about to leave by; None
+        if there is none any more.
+        """
+        name = objects.Volume.get_by_id(ctxt, volume_id).name
+        # Those before it in a chain may end later.
         moves = [move for move in rows.for_volume(ctxt, volume_id)
-                 if move.state not in table.ASIDE]
+                 if move.state not in table.ASIDE
+                 and (move.state in table.UNDONE_BY_FAILURE
+                      or move.transfer.destination_name == name)]
         return moves[-1] if moves else None
 
     def is_arriving(self, ctxt: context.RequestContext,
@@ -278,7 +284,7 @@ class Mover:
         if last is not None and last.state != table.State.DISCARDING:
             # Before anything is recorded: what is recorded is carried out.
             self._handles.check_unused(last.transfer.destination_name)
-        self._unexport_aborted(ctxt, volume_id)
+        self._executor.unexport_aborted(ctxt, volume_id)
         if last is not None and last.state != table.State.DISCARDING:
             last = self._executor.change_state(ctxt, last,
                                                table.State.DISCARDING)
@@ -295,17 +301,3 @@ class Mover:
             raise exception.DeletedTooEarly(
                 volume_id=volume_id, reason='has a snapshot that still '
                 'arrives with it, or is being deleted')
-
-    def _unexport_aborted(self, ctxt: context.RequestContext, volume_id: str
-                          ) -> None:
-        """Let aborted moves whose peer is away be in nobody's way.
-
-        What is left on the peer is removed when it comes back.  But an
-        export keeps the copy in use, and LIO exports no device twice.
-        """
-        for move in rows.for_volume(ctxt, volume_id):
-            if (move.state == table.State.ABORTING
-                    and move.transfer.source_host == self.host):
-                with contextlib.suppress(exception.StepTooLate):
-                    self._steps.run(ctxt, move.transfer,
-                                    [table.UNEXPORT_SOURCE.name])

@@ -48,6 +48,9 @@ class Registry:
                    if move.transfer.source_host == host]
         self.sources = tuple(_source(move) for move in of_here
                              if not move.transfer.is_copy)
+        # These are nobody's volume any more.
+        self._kept = {copy.name for copy in self.sources
+                      if copy.role is copies.Role.KEPT}
         self.read = tuple(_snapshot(move) for move in of_here
                           if move.transfer.is_copy
                           and not move.transfer.is_snapshot)
@@ -118,6 +121,7 @@ class Registry:
     def _is_needed(self, source: copies.Copy) -> bool:
         state = table.State(source.state)
         return ((state in BEFORE_IDENTITY or table.TABLE[state].serves)
+                and source.name not in self._kept
                 and not table.DELETE_SOURCE.is_done(self.move_of(source)))
 
     def move_of(self, copy: copies.Copy) -> rows.Move:

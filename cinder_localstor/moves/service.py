@@ -99,9 +99,8 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
                           peers)
     lets_go = custodian.Custodian(host, node, volume_gate, peers)
     return Service(
-        mover=mover.Mover(host, node, on_source, node_handles, steps,
-                          interactive, periodic, peers, volume_gate,
-                          configuration),
+        mover=mover.Mover(host, node, on_source, node_handles, interactive,
+                          periodic, peers, volume_gate, configuration),
         copier=copies_here,
         keeper=keeps,
         custodian=lets_go,

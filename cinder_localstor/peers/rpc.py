@@ -14,6 +14,7 @@ History::
     1.4  copies of volumes on other nodes
     1.5  examine, with what a volume's type wants
     1.6  unmanage_snapshot
+    1.7  volumes that are reverted to snapshots
 
 A peer of 1.0 wipes a copy before it answers, and has nothing that remains.  It
 is asked nothing that it does not know: each call names the version that it
@@ -23,7 +24,6 @@ came with.
 from __future__ import annotations
 
 from collections.abc import Collection
-import dataclasses
 import functools
 from typing import Any, Protocol
 
@@ -38,7 +38,7 @@ from cinder_localstor import exception
 
 LOG = logging.getLogger(__name__)
 
-VERSION = '1.6'
+VERSION = '1.7'
 FIRST_VERSION = '1.0'
 # The first that knows of copies
 COPIES = '1.3'
@@ -46,6 +46,8 @@ COPIES = '1.3'
 CLONES = '1.4'
 # The first that knows of extra specs
 WISHES = '1.5'
+# The first that can read what is recorded of a revert
+REVERTS = '1.7'
 TOPIC = 'cinder-localstor'
 
 # Seconds that a peer may work on a request that no user waits for, as long as
@@ -215,21 +217,24 @@ class PeerAPI:
         return self._call(peer, '-', 'identify', patient=False)
 
     def examine(self, peer: str, volume_id: str, block_size: int,
-                portal: str, is_copy: bool = False, data_path: str = ''
-                ) -> dict[str, str]:
+                portal: str, is_copy: bool = False, data_path: str = '',
+                is_revert: bool = False) -> dict[str, str]:
         """Whether a volume could move to a peer.
 
         :param is_copy: whether the peer has to know of copies, as the volume
             still arrives by one
         :param data_path: what the volume's type has in place of the peer's
             option, '' for nothing
+        :param is_revert: whether it has to know of reverts, for the same
+            reason
         """
         ask = functools.partial(self._call, peer, volume_id, 'examine',
                                 patient=False, block_size=block_size,
                                 portal=portal)
         if data_path:
             try:
-                return ask(version=WISHES, data_path=data_path)
+                return ask(version=REVERTS if is_revert else WISHES,
+                           data_path=data_path)
             except exception.PeerFailed as error:
                 if error.kind != UNSUPPORTED:
                     raise
@@ -237,7 +242,8 @@ class PeerAPI:
                             'likes: it does not know of %(path)s yet',
                             {'volume': volume_id, 'peer': peer,
                              'path': data_path})
-        return ask(version=COPIES if is_copy else FIRST_VERSION)
+        return ask(version=REVERTS if is_revert else COPIES if is_copy
+                   else FIRST_VERSION)
 
     def run(self, peer: str, move: transfer.Transfer, steps: list[str],
             patient: bool = True) -> None:
@@ -246,11 +252,10 @@ class PeerAPI:
         :param patient: whether nobody waits, so that it may take long
         """
         self._call(peer, move.volume_id, 'run', patient=patient,
-                   version=(CLONES if move.cloned else COPIES if move.is_copy
-                            else FIRST_VERSION),
-                   # The source need not know, and an earlier version does not.
-                   move=dataclasses.replace(move, replaced='').as_dict(),
-                   steps=steps)
+                   version=(REVERTS if move.replaced
+                            else CLONES if move.cloned
+                            else COPIES if move.is_copy else FIRST_VERSION),
+                   move=move.as_dict(), steps=steps)
 
     def is_source_used(self, peer: str, move: transfer.Transfer) -> bool:
         """Whether anybody but the target has a source's handle open."""
@@ -268,14 +273,17 @@ class PeerAPI:
             return set()
 
     def offer(self, peer: str, volume_id: str, move_id: str, name: str,
-              initiator: str, is_clone: bool) -> dict[str, Any]:
+              initiator: str, is_clone: bool, is_revert: bool = False
+              ) -> dict[str, Any]:
         """What is to be known to copy a snapshot from a peer, see
         :meth:`cinder_localstor.datapath.source.Source.offer`.
 
         :param is_clone: whether the peer has to take it first
+        :param is_revert: whether a volume is reverted to it
         """
         return self._call(peer, volume_id, 'offer', patient=False,
-                          version=CLONES if is_clone else COPIES,
+                          version=(CLONES if is_clone else REVERTS
+                                   if is_revert else COPIES),
                           move_id=move_id, name=name,
                           initiator=initiator)
 

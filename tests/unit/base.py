@@ -186,7 +186,7 @@ class Peers:
         return self._call(peer, 'identify')
 
     def examine(self, peer, volume_id, block_size, portal, is_copy=False,
-                data_path=''):
+                data_path='', is_revert=False):
         return self._call(peer, 'examine', block_size, portal, data_path)
 
     def run(self, peer, move, steps, patient=True):
@@ -201,7 +201,8 @@ class Peers:
     def is_up(self, ctxt, peer):
         return peer not in self._cloud.down
 
-    def offer(self, peer, volume_id, move_id, name, initiator, is_clone):
+    def offer(self, peer, volume_id, move_id, name, initiator, is_clone,
+              is_revert=False):
         return self._call(peer, 'offer', move_id, name, initiator)
 
     def delete_snapshot(self, peer, volume_id, snapshot_id):

@@ -614,15 +614,18 @@ class Site(base.Cloud):
         self.set_status(volume, 'reverting')
         snapshot.row.status = 'restoring'
         snapshot.row.save()
+        told = False
         try:
             self._ask(volume, lambda driver: driver.revert_to_snapshot(
                 self.ctxt, volume, snapshot.row))
         except REFUSALS as error:
             assert moving or not healthy, 'revert fails: %s' % error
+            told = True
         snapshot.row.status = 'available'
         snapshot.row.save()
         self.set_status(volume, 'available')
         if self.row(volume).name == before:
+            assert told, 'nobody says that %s is not reverted' % volume.id
             return False
         instance.contents = copy.deepcopy(snapshot.contents)
         # What it is made from was flushed.

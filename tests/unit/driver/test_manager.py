@@ -9,6 +9,7 @@ from cinder import exception as cinder_exception
 from cinder import objects
 from cinder.tests.unit import fake_constants as fake
 from cinder.volume import qos_specs
+from cinder.volume import rpcapi
 from oslo_utils import timeutils
 from oslo_utils import units
 from oslo_utils import uuidutils
@@ -19,6 +20,7 @@ from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
 from cinder_localstor.driver import localstor
 from cinder_localstor import exception
+from cinder_localstor.moves import gate
 from cinder_localstor.moves import mover
 from cinder_localstor.moves import properties
 from cinder_localstor.moves import table
@@ -1547,6 +1549,48 @@ class CopyTest(SnapshotTestCase):
         self.assert_as_then(snapshot)
         self.assertIsNone(self.cloud.delete_snapshot(snapshot))
         self.assert_nothing_left(self.volume)
+
+    def test_second_revert_that_is_refused_is_no_success(self):
+        snapshot = self.take()
+        self.cloud.revert(self.volume, snapshot)
+        self.cloud.settle()
+        self.cloud.write(self.volume, 3, 'after the first')
+        before = dict(self.cloud.content[self.volume.id])
+        with (mock.patch.object(gate.Gate, '_check', side_effect=(
+                exception.VolumeElsewhere(volume_id='v', host='h',
+                                          asked='a'))),
+              self.assertLogs('cinder_localstor.driver', 'ERROR')):
+            self.cloud.revert(self.volume, snapshot)
+        self.assertNotEqual([], self.cloud.failures)
+        self.cloud.content[self.volume.id] = before
+        self.assert_whole()
+
+    def test_what_was_given_up_is_not_reverted_any_more(self):
+        # Its user was told so, and has written since.
+        snapshot = self.take()
+        self.cloud.write(self.volume, 3, 'after it was given up')
+        for attached in (False, True):
+            with self.assertLogs('cinder_localstor.driver') as logs:
+                rpcapi.VolumeAPI().revert_to_snapshot(
+                    self.ctxt, self.refresh(), snapshot)
+            self.assertIn('been given up', logs.output[-1])
+            self.cloud._read_no_deleted()
+            self.assert_whole()
+            self.assertEqual('in-use' if attached else 'available',
+                             self.refresh().status)
+            if not attached:
+                self.cloud.attach(self.volume, A)
+
+    def test_no_fault_of_ours_lets_cinder_copy(self):
+        snapshot = self.take()
+        copied = self.patch('cinder.volume.manager.VolumeManager.'
+                            '_revert_to_snapshot_generic')
+        for fault in (AttributeError, NotImplementedError):
+            with mock.patch('cinder_localstor.moves.copier.Copier._record',
+                            side_effect=fault('a fault')):
+                volume = self.cloud.revert(self.volume, snapshot)
+            self.assertEqual('available', volume.status)
+        copied.assert_not_called()
 
     def test_error_after_it_was_reverted_is_none(self):
         snapshot = self.take()

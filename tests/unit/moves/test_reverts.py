@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
+from unittest import mock
+
 from cinder import exception as cinder_exception
+from cinder import objects
 import ddt
 from oslo_utils import units
+from oslo_utils import uuidutils
 import tenacity
 
+from cinder_localstor.datapath import handles
 from cinder_localstor import exception
+from cinder_localstor.moves import abandon
 from cinder_localstor.moves import table
 from cinder_localstor.node import simulated
 from cinder_localstor import rows
@@ -17,11 +23,22 @@ from tests.unit.moves import test_keeper
 class RevertTestCase(test_copier.CopierTestCase):
     """Volumes that are reverted to their snapshots, as the driver does it."""
 
-    def revert(self, snapshot, volume=None):
-        volume = self.cloud.refresh(volume or self.volume)
+    def leave(self):
+        """Whoever had the volume has it no more."""
+        for row in objects.VolumeAttachmentList.get_all_by_volume_id(
+                self.ctxt, self.volume.id):
+            row.destroy()
+
+    def revert(self, snapshot):
+        self.leave()
+        volume = self.cloud.refresh(self.volume)
         copier = self.cloud.running[self.cloud.host_of(volume)].copier
         self.change(snapshot, 'restoring')
-        copier.revert(self.ctxt, volume, snapshot)
+        self.change(volume, 'reverting')
+        try:
+            copier.revert(self.ctxt, volume, snapshot)
+        finally:
+            self.change(volume, 'available')
         self.change(snapshot, 'available')
         self.cloud.content[volume.id] = dict(self.cloud.content[snapshot.id])
 
@@ -181,6 +198,91 @@ class RevertTest(RevertTestCase):
         self.assertEqual([table.State.MIGRATING, table.State.MIGRATING],
                          sorted(self.states())[-2:])
         self.settle_and_delete(snapshot)
+
+    def test_deleted_volume_takes_its_own_copy_with_it(self):
+        # The move that it came by before ends later than its own.
+        self.come_to(base.B)
+        snapshot = self.take()
+        self.come_to(base.A)
+        self.cloud.move(self.volume)
+        self.cloud.watch()
+        self.revert(snapshot)
+        with mock.patch.object(
+                self.cloud.nodes[base.B].initiator, 'disconnect',
+                side_effect=exception.LocalStorException(reason='hangs')):
+            for _time in range(3):
+                self.cloud.hydrate()
+                self.cloud.watch()
+            self.assertEqual([table.State.DISCARDING], [
+                state for state in self.states()
+                if state != table.State.KEEPING])
+            self.assertTrue(self.delete(snapshot))
+            self.cloud.watch()
+            self.delete_volume(self.volume)
+        self.cloud.settle()
+        self.cloud.watch()
+        self.assertEqual([], self.cloud.leftovers([]))
+
+    def test_aborted_move_whose_node_is_away_is_in_nobodys_way(self):
+        snapshot = self.take()
+        former = handles.handle_name(self.volume.name)
+        self.lose_destination_of_an_aborted_move()
+        self.cloud.watch()
+        self.revert(snapshot)
+        self.assert_reads(self.volume)
+        self.restart(base.A)
+        self.assertNotIn(former,
+                         self.cloud.nodes[base.A].device_mapper.nodes)
+        self.cloud.watch()
+        self.assert_reads(self.volume)
+
+    def test_what_is_kept_on_a_lost_node_is_abandoned(self):
+        if self.thin:
+            self.skipTest('nothing is kept')
+        snapshot = self.take()
+        self.revert(snapshot)
+        self.cloud.settle()
+        self.come_to(base.B)
+        self.cloud.down.add(base.A)
+        self.patch('cinder_localstor.peers.directory.down',
+                   return_value={base.A})
+        for move in rows.for_volume(self.ctxt, self.volume.id):
+            abandon.abandon(self.ctxt, move.move_id)
+        for _time in range(3):
+            self.cloud.watch()
+        self.assertEqual([], self.states())
+        self.assert_reads(self.volume)
+
+    def test_its_snapshots_replace_nothing(self):
+        snapshot = self.take()
+        self.come_to(base.B)
+        self.revert(snapshot)
+        self.cloud.watch()
+        self.take()
+        self.assertEqual([''], [
+            move.transfer.replaced for move
+            in rows.snapshots_arriving(self.ctxt, self.volume.id)])
+
+    def test_volume_that_has_become_another_copy_is_not_reverted(self):
+        snapshot = self.take()
+        self.come_to(base.B)
+        build = handles.Handles.create_on_engine
+        former = self.cloud.refresh(self.volume)._name_id
+
+        def become(name_id):
+            volume = self.cloud.refresh(self.volume)
+            volume._name_id = name_id
+            volume.save()
+
+        def and_change(*arguments):
+            build(*arguments)
+            become(uuidutils.generate_uuid())
+        with mock.patch.object(handles.Handles, 'create_on_engine',
+                               and_change):
+            self.assertRaises(exception.MoveChanged, self.revert, snapshot)
+        become(former)
+        self.cloud.settle()
+        self.assertEqual([], self.cloud.leftovers([self.volume]))
 
     # What can't be done
 

@@ -221,6 +221,11 @@ class OlderPeerTest(CallTest):
     def test_volume_that_arrives_by_a_copy_does_not_move_there(self):
         self.refuses(lambda: self.api.examine(base.B, 'v', 512, 'p:1', True))
 
+    def test_volume_that_was_reverted_and_arrives_does_not_move_there(self):
+        for path in ('', 'clone'):
+            self.refuses(lambda path=path: self.api.examine(
+                base.B, 'v', 512, 'p:1', True, path, is_revert=True))
+
     def refuses(self, ask):
         error = self.assertRaises(exception.PeerFailed, ask)
         self.assertEqual(rpc.UNSUPPORTED, error.kind)
