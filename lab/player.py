@@ -431,7 +431,7 @@ class Player:
         copy, or is as it was.
         """
         before, self._reverted_from = self._reverted_from, None
-        if before in (None, self._user.copy_of(self.volume)):
+        if before is None or before == self._user.copy_of(self.volume):
             return False
         assert self._snapshot is not None
         self._ledger = self._snapshot.ledger.fork()
