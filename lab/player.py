@@ -430,12 +430,14 @@ class Player:
         """Find out what a volume is that was to be reverted: it gets another
         copy, or is as it was.
         """
-        before, self._reverted_from = self._reverted_from, None
-        if before is None or before == self._user.copy_of(self.volume):
-            return False
-        assert self._snapshot is not None
-        self._ledger = self._snapshot.ledger.fork()
-        return True
+        before = self._reverted_from
+        reverted = before is not None and (
+            before != self._user.copy_of(self.volume))
+        self._reverted_from = None
+        if reverted:
+            assert self._snapshot is not None
+            self._ledger = self._snapshot.ledger.fork()
+        return reverted
 
     def _delete(self) -> None:
         if self._snapshot:
