@@ -423,8 +423,18 @@ class Player:
         self._wait('available')
         if not self._is_reverted():
             raise users.VolumeError(
-                'volume %s could not be reverted, and is as it was'
-                % self.volume)
+                'volume %s is as it was: %s' % (self.volume, self._reason()))
+
+    def _reason(self) -> str:
+        """Why the volume was not reverted, as its node has logged it: users
+        are told no more than that it could not be.
+        """
+        host = self._user.host(self.volume)
+        node = next(node for node in self._nodes if node.name == host)
+        lines = node.service('cinder-volume').log.read_text(
+            errors='replace').splitlines()
+        return next((line for line in reversed(lines)
+                     if self.volume + ' could not be reverted' in line), '')
 
     def _is_reverted(self) -> bool:
         """Find out what a volume is that was to be reverted: it gets another
