@@ -96,6 +96,11 @@ class Label:
         return self._values.get('snapshot', '')
 
     @property
+    def is_for_copies(self) -> bool:
+        """Of a snapshot, whether no user has it, and copies alone read it."""
+        return bool(self.volume_id) and not self.snapshot_id
+
+    @property
     def move_id(self) -> str:
         """The move by which it still arrives, '' if it has."""
         return self._values.get('move', '')

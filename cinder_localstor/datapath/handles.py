@@ -160,7 +160,8 @@ class Handles:
         snapshots = interface.snapshots_on(name, volumes)
         if snapshots and volumes[name].size < size:
             self._check_arrived(volumes[name])
-            self._check_unread(name, snapshots)
+            self._check_unread(name, [volumes[snapshot]
+                                      for snapshot in snapshots])
             self._extend_origin(name, size, snapshots)
             return
         self._node.volumes.extend(name, size)
@@ -171,11 +172,15 @@ class Handles:
                 self._load(self._node.volumes.find(name),
                            self._backing(name, handle))
 
-    def _check_unread(self, name: str, snapshots: list[str]) -> None:
-        """:raises OriginIsRead: thick snapshots of a copy are read"""
-        read = [snapshot for snapshot in snapshots
-                if self._node.device_mapper.above(
-                    self._node.volumes.mapped_name(snapshot))]
+    def _check_unread(self, name: str,
+                      snapshots: list[interface.LogicalVolume]) -> None:
+        """:raises OriginIsRead: thick snapshots of a copy are read, or are
+            there for copies alone, and so go by themselves
+        """
+        read = [snapshot.name for snapshot in snapshots
+                if copies.Label(snapshot.tags).is_for_copies
+                or self._node.device_mapper.above(
+                    self._node.volumes.mapped_name(snapshot.name))]
         if read:
             raise exception.OriginIsRead(name=name, snapshots=', '.join(read))
 

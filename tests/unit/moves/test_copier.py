@@ -408,6 +408,32 @@ class CloneTest(CopierTestCase):
         self.assert_made(volume)
         mover.extend(self.ctxt, self.volume, 2 * units.Gi)
 
+    def test_its_volume_waits_for_what_a_failed_clone_has_left(self):
+        # Its user has no snapshot, so must not be told to delete one.
+        if self.thin:
+            self.skipTest('thin ones share, and grow at any time')
+        self.patch('tenacity.stop_after_delay',
+                   return_value=tenacity.stop_after_attempt(1))
+        with (mock.patch.object(
+                handles.Handles, 'create_on_engine',
+                side_effect=exception.LocalStorException(reason='no')),
+              mock.patch.object(self.cloud.running[base.A].scheduler,
+                                'look_after')):
+            volume = self.make(base.A, self.volume)
+        with mock.patch.object(
+                snapshots.Snapshots, 'delete',
+                side_effect=exception.LocalStorException(reason='busy')):
+            self.cloud.watch()
+        self.assertEqual([table.State.UNDOING], self.arrives(volume))
+        device = self.cloud.nodes[base.A].device_mapper.nodes[
+            handles.handle_name(self.volume.name)]
+        device.open_count = 1
+        self.assertRaises(exception.OriginIsRead,
+                          self.cloud.movers[base.A].extend, self.ctxt,
+                          self.volume, 2 * units.Gi)
+        self.cloud.settle()
+        self.cloud.movers[base.A].extend(self.ctxt, self.volume, 2 * units.Gi)
+
     def test_volume_that_is_still_made_grows_as_soon_as_it_can(self):
         # As Cinder does it: what it has downloaded, it clones for others.
         self.patch('tenacity.stop_after_delay',
