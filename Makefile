@@ -85,7 +85,7 @@ soak-walks: setup
 	LOCALSTOR_SOAK_WALKS=2000 LOCALSTOR_SOAK_PAIRS=500 \
 	    LOCALSTOR_SOAK_ORDERS=300 LOCALSTOR_SOAK_FAULTS=1 \
 	    $(VENV)/bin/stestr run \
-	    'test_walk|test_pairs|moves.test_inter|test_arriving'
+	    'test_walk|test_pairs|moves.test_inter|test_arriving|test_copier|test_reverts'
 
 # Helpers of both kinds
 soak-kills: setup lab-programs lab-kernel

@@ -664,40 +664,25 @@ class FaultTestCase(CopierTestCase, test_keeper.FaultTestCase):
             self.cloud.settle(power=self.power)
 
 
-@ddt.ddt
 class FaultTest(FaultTestCase):
 
-    @ddt.data(*simulated.Fault)
-    def test_volume_is_whole_or_not_there(self, fault):
-        self.try_every_call(fault)
+    def test_volume_is_whole_or_not_there(self):
+        self.try_calls()
 
 
-@ddt.ddt
-class PowerCutTest(FaultTestCase):
-
-    @ddt.data(simulated.Fault.CRASH, simulated.Fault.CRASH_AFTER)
-    def test_power_cut_at_every_call(self, fault):
-        self.try_every_call(fault, power=True)
-
-
-class ThinPowerCutTest(PowerCutTest):
+class ThinFaultTest(FaultTest):
 
     thin = True
 
 
-@ddt.ddt
-class ClonePowerCutTest(PowerCutTest):
+class CloneFaultTest(FaultTest):
 
     host = base.A
 
     def prepare(self):
         return self.volume
 
-    @ddt.data(simulated.Fault.ERROR_AFTER, simulated.Fault.CRASH)
-    def test_volume_is_whole_or_not_there(self, fault):
-        self.try_every_call(fault)
 
-
-class CloneElsewherePowerCutTest(ClonePowerCutTest):
+class CloneElsewhereFaultTest(CloneFaultTest):
 
     host = base.B
