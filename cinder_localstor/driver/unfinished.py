@@ -123,6 +123,11 @@ class Unfinished:
         for volume in self._stale(ctxt, 'reverting'):
             if volume.id not in self._reverting:
                 self._settle_revert(ctxt, volume)
+        # Whoever has settled the volume may have died before this.
+        for snapshot in self._stale_snapshots(ctxt, 'restoring'):
+            if snapshot.volume.status != 'reverting':
+                snapshot.conditional_update({'status': 'available'},
+                                            {'status': 'restoring'})
         for status in (custodian.MANAGING, custodian.UNMANAGING):
             for volume in self._stale(ctxt, status):
                 self._settle_managing(
@@ -182,10 +187,6 @@ class Unfinished:
             messages.tell(
                 volume, message_field.Action.CREATE_VOLUME_FROM_BACKEND,
                 message_field.Detail.DRIVER_FAILED_CREATE)
-        for snapshot in objects.SnapshotList.get_all_for_volume(ctxt,
-                                                                volume.id):
-            snapshot.conditional_update({'status': 'available'},
-                                        {'status': 'restoring'})
 
     def _stale(self, ctxt: context.RequestContext, status: str
                ) -> list[objects.Volume]:

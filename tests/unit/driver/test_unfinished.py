@@ -325,11 +325,18 @@ class RevertTest(UnfinishedTestCase):
             self.ctxt, self.cloud.refresh(self.volume), self.snapshot)
         self.assert_settled([])
 
+    def test_snapshot_is_free_though_its_volume_was_settled_before(self):
+        self.ask()
+        self.set_row(self.volume, status='available')
+        self.assert_settled([])
+
     def test_one_that_is_under_way_goes_on(self):
         self.ask()
         with self.unfinished.reverting(self.volume.id):
             self.settle()
             self.assertEqual(('reverting', 1), self.state())
+            self.snapshot.refresh()
+            self.assertEqual('restoring', self.snapshot.status)
         self.settle()
         self.assertEqual(('available', 1), self.state())
 
