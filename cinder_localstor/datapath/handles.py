@@ -247,9 +247,7 @@ class Handles:
         """
         with self._lock(copy):
             # First: a power cut in between must not let the copy be written.
-            self._node.volumes.retag(
-                copy, add=transfer.tags(superseded=generation),
-                remove=frozenset())
+            self._tag_sealed(copy, generation)
             self._node.device_mapper.flush(self.path(copy))
             self._node.device_mapper.make_read_only(handle_name(copy))
 
@@ -260,9 +258,12 @@ class Handles:
         if self._node.device_mapper.exists(handle_name(copy)):
             self.seal(copy, generation)
         else:
-            self._node.volumes.retag(
-                copy, add=transfer.tags(superseded=generation),
-                remove=frozenset())
+            self._tag_sealed(copy, generation)
+
+    def _tag_sealed(self, copy: str, generation: int) -> None:
+        self._node.volumes.retag(
+            copy, add=transfer.tags(superseded=generation),
+            remove=frozenset())
 
     def belong(self, copy: copies.Copy) -> None:
         """Let a copy's tags say whose it is and of which generation.

@@ -167,25 +167,24 @@ class RevertTest(RevertTestCase):
         self.cloud.settle()
         self.assertEqual([], self.cloud.leftovers([self.volume, clone]))
 
-    def test_what_still_arrives_is_reverted_to_what_it_was_before(self):
-        snapshot = self.take()
-        self.cloud.move(self.volume)
-        self.cloud.watch()
+    def assert_is_reverted_while_it_arrives(self, snapshot):
         self.cloud.write(self.volume, 3, 'not wanted')
         self.revert(snapshot)
         self.assertEqual([table.State.MIGRATING, table.State.MIGRATING],
                          sorted(self.states())[-2:])
         self.settle_and_delete(snapshot)
 
+    def test_what_still_arrives_is_reverted_to_what_it_was_before(self):
+        snapshot = self.take()
+        self.cloud.move(self.volume)
+        self.cloud.watch()
+        self.assert_is_reverted_while_it_arrives(snapshot)
+
     def test_what_still_arrives_is_reverted_to_what_arrives_itself(self):
         self.cloud.move(self.volume)
         self.cloud.watch()
         snapshot = self.take()
-        self.cloud.write(self.volume, 3, 'not wanted')
-        self.revert(snapshot)
-        self.assertEqual([table.State.MIGRATING, table.State.MIGRATING],
-                         sorted(self.states())[-2:])
-        self.settle_and_delete(snapshot)
+        self.assert_is_reverted_while_it_arrives(snapshot)
 
     def test_what_still_arrives_by_a_chain_is_reverted(self):
         snapshot = self.take()
@@ -193,11 +192,7 @@ class RevertTest(RevertTestCase):
         self.cloud.watch()
         self.cloud.move(self.volume, to=base.C)
         self.cloud.watch()
-        self.cloud.write(self.volume, 3, 'not wanted')
-        self.revert(snapshot)
-        self.assertEqual([table.State.MIGRATING, table.State.MIGRATING],
-                         sorted(self.states())[-2:])
-        self.settle_and_delete(snapshot)
+        self.assert_is_reverted_while_it_arrives(snapshot)
 
     def test_deleted_volume_takes_its_own_copy_with_it(self):
         # The move that it came by before ends later than its own.
