@@ -19,7 +19,7 @@ SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs|test_clone_of
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
         lab-programs soak soak-walks soak-kills soak-kernel soak-lab \
         soak-exchanged soak-nova qemu-test tempest bench lab-kernel nova \
-        lab-up lab-down clean
+        nova-test lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -27,7 +27,7 @@ help:
 	@echo 'make test      every test: unit, style, types, docs, lab'
 	@echo 'make lab-up    a cloud to try things by hand ($(LAB) --help)'
 	@echo 'make lab-down  end it, with all that it started'
-	@echo 'make unit-test, make rust-test, make lab-test   parts of make test'
+	@echo 'make unit-test, make rust-test, make lab-test, make nova-test   its parts'
 	@echo 'make soak      all that "make test" has no time for, most of a day;'
 	@echo '               soak-walks, soak-kills, soak-kernel, soak-lab,'
 	@echo '               soak-exchanged, soak-nova   parts of it'
@@ -172,8 +172,12 @@ RUN_LAB_TESTS := TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color
 LAB_DOWN := status=$$?; $(LAB) --name test down && \
     $(LAB) --name nova down && $(LAB) --name furnished down && exit $$status
 
-lab-test: setup lab-programs
+lab-test: setup lab-programs nova-test
 	$(RUN_LAB_TESTS) '$(SHORT)'; $(LAB_DOWN)
+
+# One instance of Nova's and its volumes, alone: its guest is slow enough.
+nova-test: nova
+	$(RUN_LAB_TESTS) '[.]InstanceTest'; $(LAB_DOWN)
 
 # No test: it judges nothing.  BENCH=--quick makes it short.  What it runs is
 # looked for where cargo puts things by default.  Without QEMU it says so.
