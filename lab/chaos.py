@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Users play in a lab that breaks; in the end nothing may be lost or left."""
 
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import functools
@@ -15,9 +16,11 @@ from rich import live
 from rich import progress as bars
 from rich import table as tables
 
+from lab import actor
 from lab import cloud as clouds
 from lab import configuration
 from lab import faults
+from lab import instance_player
 from lab import journal as journals
 from lab import leftovers
 from lab import player
@@ -34,29 +37,28 @@ class Plan:
     """What a run does.
 
     :ivar minutes: for how long users act and things break
-    :ivar rate: requests a second of each guest
+    :ivar rate: requests a second of each guest, unless Nova runs it
+    :ivar instances: whether users have instances of Nova's
     """
 
     minutes: float
     seed: int
     players: int = 4
     rate: float = 30
+    instances: bool = False
 
 
 def run(cloud: clouds.Cloud, plan: Plan, stream: TextIO) -> journals.Journal:
     """Play; the journal tells what has failed."""
-    journal = journals.Journal(cloud.layout.directory / 'chaos.log')
+    journal = journals.Journal(
+        cloud.layout.directory / 'chaos.log',
+        instance_player.AFTERMATH if plan.instances else journals.AFTERMATH)
     journal.note('chaos', '%g minutes, seed %d, %d users, nodes %s' % (
         plan.minutes, plan.seed, plan.players,
         ', '.join(node.name for node in cloud.nodes)))
     before = leftovers.everything(cloud)
-    backends = configuration.BACKENDS
-    players = [
-        # Each has sessions of his own with the API.
-        player.Player('user%d' % (number + 1), clouds.Cloud(cloud.name),
-                      plan.seed, backends[number % len(backends)], journal,
-                      plan.rate)
-        for number in range(plan.players)]
+    players = [_player(cloud, plan, number, journal)
+               for number in range(plan.players)]
     with _shown(journal, plan, stream):
         _play(cloud, plan, players, journal)
         if not journal.failures:
@@ -67,7 +69,19 @@ def run(cloud: clouds.Cloud, plan: Plan, stream: TextIO) -> journals.Journal:
     return journal
 
 
-def _play(cloud: clouds.Cloud, plan: Plan, players: list[player.Player],
+def _player(cloud: clouds.Cloud, plan: Plan, number: int,
+            journal: journals.Journal) -> actor.Actor:
+    name = 'user%d' % (number + 1)
+    # Each has sessions of his own with the API.
+    own = clouds.Cloud(cloud.name)
+    backend = configuration.BACKENDS[number % len(configuration.BACKENDS)]
+    if plan.instances:
+        return instance_player.InstancePlayer(name, own, plan.seed, backend,
+                                              journal)
+    return player.Player(name, own, plan.seed, backend, journal, plan.rate)
+
+
+def _play(cloud: clouds.Cloud, plan: Plan, players: Sequence[actor.Actor],
           journal: journals.Journal) -> None:
     breaking = faults.Faults(cloud, journal, plan.seed)
     timer = threading.Timer(60 * plan.minutes, journal.over.set)

@@ -484,9 +484,11 @@ class Chaos(_LabCommand):
     """Play users on three nodes while services, nodes and networks fail.
 
     Users create, attach, move, live-migrate, extend, copy, revert, detach and
-    delete volumes, with guests that write stamps on them. Meanwhile
-    cinder-volume, tgtd, iscsid and native helpers are killed, nodes lose their
-    power and networks are cut.
+    delete volumes, with guests that write stamps on them. With --nova they
+    boot, migrate, rebuild, shelve, evacuate and delete instances, and attach
+    volumes to them. Meanwhile cinder-volume, tgtd, iscsid and native helpers,
+    nova-compute, libvirtd and QEMU are killed, nodes lose their power and
+    networks are cut.
     At the end everything is mended: every stamp must be there, every move
     must end, and nothing may be left on any node.
 
@@ -508,6 +510,8 @@ class Chaos(_LabCommand):
                             help='how many users play (default: 4)')
         parser.add_argument('--nodes', type=int, default=3, metavar='N',
                             help='how many nodes to start (default: 3)')
+        parser.add_argument('--nova', action='store_true',
+                            help='let users have instances of Nova\'s')
         _add_disks(parser, 'volatile')
         parser.add_argument('--keep', action='store_true',
                             help='leave the lab up, to look at')
@@ -523,11 +527,12 @@ class Chaos(_LabCommand):
         with progress.shown(out) as report:
             fresh = self.cloud.up(parsed_args.nodes, report,
                                   environment=chaos.ENVIRONMENT,
+                                  also=['nova'] if parsed_args.nova else [],
                                   disks=parsed_args.disks)
         try:
             journal = chaos.run(self.cloud, chaos.Plan(
                 minutes=parsed_args.minutes, seed=seed,
-                players=parsed_args.users), out)
+                players=parsed_args.users, instances=parsed_args.nova), out)
         finally:
             if fresh and not parsed_args.keep:
                 self.cloud.down()

@@ -45,6 +45,9 @@ class Faults:
         self._journal = journal
         self._random = random.Random('%d faults' % seed)
         self._nodes = cloud.nodes
+        self._instances = any(
+            declared.name == 'nova-compute'
+            for declared in self._nodes[0].declarations)
         self._owed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -59,9 +62,11 @@ class Faults:
     def _run(self) -> None:
         try:
             while not self._journal.over.wait(self._rest()):
-                self._strike()
+                with self._journal.breaking:
+                    self._strike()
             if not self._journal.failures:
-                self.heal()
+                with self._journal.breaking:
+                    self.heal()
         except Exception as error:
             self._journal.fail('The lab could not be mended: %s' % error)
 
@@ -139,6 +144,12 @@ class Faults:
             (2, lambda: self._cut_off('database')),
             (1, self._cut_control),
         ]
+        if self._instances:
+            kinds += [
+                (3, lambda: self._service('nova-compute', (0, 20))),
+                (2, lambda: self._service('libvirtd', (0, 20))),
+                (2, self._emulators),
+            ]
         make = self._random.choices([make for _weight, make in kinds],
                                     [weight for weight, _make in kinds])[0]
         return make()
@@ -164,6 +175,12 @@ class Faults:
                      (0, 1), lambda: node.run(
                          ['pkill', '-9', '-f', 'localstor-hydrator run'],
                          check=False), lambda: None)
+
+    def _emulators(self) -> Fault:
+        node = self._node()
+        return Fault(f'QEMU on {node.name} killed', node.name, (0, 1),
+                     lambda: node.run(['pkill', '-9', 'qemu-system'],
+                                      check=False), lambda: None)
 
     def _power_cut(self) -> Fault:
         node = self._node()

@@ -103,17 +103,21 @@ class Instance:
 
         :raises InstanceError: it did not run within 300 s
         """
-        path = f'{self._path}/migrations'
         end = time.monotonic() + PATIENCE
-        while True:
-            for found in self._api.get(path).json()['migrations']:
-                if found['status'] == 'running':
-                    self._api.delete(f'{path}/{found["id"]}')
-                    return
+        while not self.give_up_live_migration():
             if time.monotonic() > end:
                 raise InstanceError(f'{self.id} does not migrate live: '
                                     f'{self.migrations()}')
             time.sleep(0.1)
+
+    def give_up_live_migration(self) -> bool:
+        """Ask libvirt to give it up if it runs; whether it does."""
+        path = f'{self._path}/migrations'
+        for found in self._api.get(path).json()['migrations']:
+            if found['status'] == 'running':
+                self._api.delete(f'{path}/{found["id"]}')
+                return True
+        return False
 
     def downtime(self) -> float | None:
         """Seconds for which its last live migration stopped it, as libvirt
@@ -156,9 +160,15 @@ class Instance:
 
     def volumes(self) -> list[str]:
         """Ids of its volumes."""
-        return [found['volumeId'] for found in self._api.get(
-            f'{self._path}/os-volume_attachments').json()[
-                'volumeAttachments']]
+        return list(self.attachments())
+
+    def attachments(self) -> dict[str, str]:
+        """Ids of Cinder's attachments that it has, by the volume's id."""
+        return {found['volumeId']: found['attachment_id']
+                for found in self._api.get(
+                    f'{self._path}/os-volume_attachments', headers={
+                        'OpenStack-API-Version': 'compute 2.89'}).json()[
+                            'volumeAttachments']}
 
     def delete(self) -> None:
         """Delete it and wait until it is gone; its volumes stay."""
@@ -207,7 +217,8 @@ class Instance:
 
         :param after: so many reports don't count
         :param wanted: which of these reports count
-        :raises InstanceError: its disk is wrong, or it takes too long
+        :raises InstanceError: its disk is wrong, its kernel has panicked, or
+            it takes too long
         """
         end = time.monotonic() + PATIENCE
         while True:
@@ -219,7 +230,7 @@ class Instance:
                     return report
             wrong = [report for report in reports
                      if report['event'] == 'wrong']
-            if wrong or time.monotonic() > end:
+            if wrong or self.panicked or time.monotonic() > end:
                 raise InstanceError(
                     f'{self.id} does not report "{event}" of {volume_id}: '
                     f'{wrong or self.console()[-2000:]}')
@@ -250,18 +261,33 @@ def boot(cloud: clouds.Cloud, volume_id: str, node: nodes.Node | None = None
 
     :param node: where; the scheduler chooses if it is None
     """
-    request = {'name': nova_setup.GUEST, 'flavorRef': nova_setup.GUEST,
-               'networks': 'none', 'block_device_mapping_v2': [{
-                   'boot_index': 0, 'uuid': volume_id,
-                   'source_type': 'volume', 'destination_type': 'volume'}]}
-    if node:
-        request['host'] = node.name
-    created = cloud.compute_api.post(
-        '/servers', json={'server': request}).json()['server']['id']
-    instance = Instance(cloud, created)
+    instance = request(cloud, nova_setup.GUEST, volume_id, node)
     instance.wait_for('ACTIVE')
     instance.wait_for_report('found', volume_id)
     return instance
+
+
+def request(cloud: clouds.Cloud, name: str, volume_id: str,
+            node: nodes.Node | None = None) -> Instance:
+    """Ask for an instance that boots from a volume, as :func:`boot` does;
+    does not wait.
+    """
+    asked_for = {'name': name, 'flavorRef': nova_setup.GUEST,
+                 'networks': 'none', 'block_device_mapping_v2': [{
+                     'boot_index': 0, 'uuid': volume_id,
+                     'source_type': 'volume', 'destination_type': 'volume'}]}
+    if node:
+        asked_for['host'] = node.name
+    created = cloud.compute_api.post(
+        '/servers', json={'server': asked_for}).json()['server']['id']
+    return Instance(cloud, created)
+
+
+def named(cloud: clouds.Cloud, prefix: str) -> list[str]:
+    """Ids of all instances whose name begins so."""
+    return [found['id'] for found in
+            cloud.compute_api.get('/servers').json()['servers']
+            if found['name'].startswith(prefix)]
 
 
 def declare_down(cloud: clouds.Cloud, node: nodes.Node, down: bool = True

@@ -9,7 +9,8 @@ import threading
 import time
 from typing import Iterator
 
-# Seconds for which a fault that has ended still excuses what goes wrong
+# Seconds for which a fault that has ended still excuses what goes wrong, where
+# nobody says otherwise
 AFTERMATH = 90
 
 
@@ -18,6 +19,7 @@ class Journal:
     """The record of a run; every thread writes to it."""
 
     path: pathlib.Path
+    aftermath: float = AFTERMATH
     counts: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter)
     # Who -> what is under way there
@@ -30,6 +32,8 @@ class Journal:
     def __post_init__(self) -> None:
         self.start = time.monotonic()
         self._lock = threading.Lock()
+        # Whoever takes power, services or networks away, until they are back
+        self.breaking = threading.Lock()
         self._faults: set[str] = set()
         self._last_fault = float('-inf')
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,4 +82,4 @@ class Journal:
         """
         with self._lock:
             return bool(self._faults) or (
-                self._last_fault + AFTERMATH > since)
+                self._last_fault + self.aftermath > since)

@@ -1,40 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user in a chaos run: decides by a seed, acts, and goes on after failures.
+"""A user of volumes in a chaos run, with instances that are ids.
 
 He has one volume at a time, and one guest at most writes it: a guest has ended
 before the volume is used on another node.  Now and then he takes a snapshot,
-or goes on with a copy and deletes what it was made of.  What he can't undo at
-once, because the cloud does not answer, he undoes later, as an administrator
-would.
+goes on with a copy and deletes what it was made of, or reverts.
 """
 
-import contextlib
 import dataclasses
-import random
 import time
-import traceback
-from typing import Callable
-from typing import Iterator
 import uuid
 
 from keystoneauth1 import exceptions
 
+from lab import actor
 from lab import cloud as clouds
 from lab import configuration
-from lab import errors
 from lab import guest as guests
 from lab import journal as journals
 from lab import ledger as ledgers
 from lab import leftovers
 from lab import node as nodes
-from lab import rest
 from lab import sizes
 from lab import user as users
 
-# Seconds
-PATIENCE = 240
-PAUSE = (1, 8)
-POLL = 1
 # GiB
 LARGEST = 3
 
@@ -45,15 +33,7 @@ REFUSALS = ('may yet go back', 'is being extended', 'Attach it again',
 MUTE = ('extend', 'delete', 'migrate', 'revert')
 # What a service that comes back does not leave so
 SETTLED_BY_THE_DRIVER = ('extending', 'retyping', 'reverting')
-# Of a volume that Cinder migrates
-MIGRATING = ('starting', 'migrating', 'completing')
-# Of a move that ends when the volume's snapshots are gone
-KEPT = 'keeping'
 UNDECIDED = ('preparing', 'starting', 'aborting', 'discarding')
-
-
-class Stuck(Exception):
-    """Something does not become what it should, and nothing excuses it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,35 +48,23 @@ class Snapshot:
     size: int
 
 
-class Player:
+class Player(actor.Actor):
     """One user with his volume, his instance and his decisions."""
 
     def __init__(self, name: str, cloud: clouds.Cloud, seed: int,
                  volume_type: str, journal: journals.Journal,
                  rate: float) -> None:
-        self.name = name
-        self._cloud = cloud
-        self._user = users.User(cloud)
-        self._nodes = cloud.nodes
-        self._random = random.Random('%d %s' % (seed, name))
-        self._type = volume_type
-        self._journal = journal
+        super().__init__(name, cloud, seed, volume_type, journal)
         self._rate = rate
         self._instance = str(uuid.uuid4())
         self.volume = ''
         self._size = 0
-        self._count = 0
         self._ledger: ledgers.Ledger
         self._snapshot: Snapshot | None = None
-        self._rest = rest.Rest(name, self._user, journal)
         self._attachment: users.Attachment | None = None
         # The other one of a live migration that is under way
         self._second: users.Attachment | None = None
         self._guest: guests.Guest | None = None
-        # Whether the cloud may have something of ours that we don't know
-        self._unsure = False
-        # Whether there may be volumes or snapshots that nobody wants
-        self._untidy = False
         # The copy that the volume had when it was to be reverted, until it is
         # known what has come of that
         self._reverted_from: str | None = None
@@ -104,39 +72,14 @@ class Player:
         # Since when the volume has a status that must end by itself
         self._passing_since = 0.0
 
+    @property
+    def subject(self) -> str:
+        """His volume."""
+        return 'volume %s' % self.volume
+
     # -- Turns --------------------------------------------------------------
 
-    def play(self) -> None:
-        """Act until the run is over."""
-        with self._caught():
-            while not self._journal.over.wait(
-                    self._random.uniform(*PAUSE)):
-                self._turn()
-
-    def finish(self) -> None:
-        """Wait until all is well, verify, and remove what is there."""
-        with self._caught():
-            self._settle()
-            self._end()
-
-    @contextlib.contextmanager
-    def _caught(self) -> Iterator[None]:
-        try:
-            yield
-        except (Stuck, rest.RestError, ledgers.StampError) as error:
-            self._journal.fail('%s: %s' % (self.name, error))
-        except Exception:
-            self._journal.fail('%s, volume %s: %s' % (
-                self.name, self.volume, traceback.format_exc()))
-        finally:
-            self._journal.under_way.pop(self.name, None)
-
     def _turn(self) -> None:
-        """One decision.
-
-        It takes the same numbers of the generator whatever the cloud has
-        answered, so that the same seed decides the same again.
-        """
         dice, second = self._random.random(), self._random.random()
         node = self._random.choice(self._nodes)
         if self._unsure or self._untidy:
@@ -173,13 +116,15 @@ class Player:
             self._act('delete', self._delete)
 
     def _copy(self, dice: float) -> None:
-        """Take a snapshot, or go on with a copy."""
+        """Take a snapshot, go on with a copy, or revert."""
         if dice < 0.4:
             self._act('clone', self._go_on_with_a_clone)
         elif self._snapshot is None:
             self._act('snapshot', self._take_snapshot)
-        elif dice < 0.8:
+        elif dice < 0.7:
             self._act('restore', self._go_on_with_the_snapshot)
+        elif dice < 0.9 and self._snapshot.size == self._size:
+            self._act('revert', self._revert)
         else:
             self._act('forget', self._forget_snapshot)
 
@@ -199,57 +144,16 @@ class Player:
         else:
             self._act('start the guest again', self._start_guest)
 
-    def _act(self, what: str, action) -> bool:
-        """Do something; whether it was done.
+    def _is_refused(self, what: str, text: str) -> bool:
+        return any(words in text for words in REFUSALS) or (
+            what.split()[0] in MUTE and self._is_undecided())
 
-        :raises Stuck: it failed and nothing excuses it
-        """
-        self._journal.under_way[self.name] = what
-        start = time.monotonic()
-        self._journal.note(self.name, what + ' ...')
-        try:
-            action()
-        except (exceptions.ClientException, errors.LabError,
-                users.VolumeError) as error:
-            self._failed(what, error, start)
-            return False
-        finally:
-            self._journal.under_way.pop(self.name, None)
-        self._journal.count(what.partition(' ')[0])
-        self._journal.note(self.name, '%s: done (%.1f s)' % (
-            what, time.monotonic() - start))
-        return True
-
-    def _failed(self, what: str, error: Exception, start: float) -> None:
-        self._unsure = self._untidy = True
-        text = ' '.join(str(error).split())
-        if isinstance(error, exceptions.HttpError) and (
-                error.response is not None):
-            # keystoneauth does not know Cinder's form of an error.
-            text = 'HTTP %s %s' % (error.http_status, error.response.text)
-        if any(words in text for words in REFUSALS):
-            kind = 'refused'
-        elif self._journal.disturbed(start):
-            kind = 'failed under a fault'
-        elif what.split()[0] in MUTE and self._moves(UNDECIDED):
-            kind = 'refused'
-        else:
-            raise Stuck('%s of volume %s failed without a fault: %s' % (
-                what, self.volume, text))
-        self._journal.count(kind)
-        self._journal.note(self.name, '%s: %s: %s' % (what, kind, text))
-
-    def _moves(self, states: tuple[str, ...] = ()) -> bool:
-        """Whether the volume is moving, in one of these states if given."""
-        found = leftovers.moves(self._cloud).get(self.volume, ())
-        return any(state in states if states else state != KEPT
-                   for state in found)
+    def _is_undecided(self) -> bool:
+        """Whether it is open what becomes of a move of the volume."""
+        return any(state in UNDECIDED for state in
+                   leftovers.moves(self._cloud).get(self.volume, ()))
 
     # -- Actions ------------------------------------------------------------
-
-    def _new_name(self) -> str:
-        self._count += 1
-        return '%s-%d' % (self.name, self._count)
 
     def _create(self) -> None:
         name = self._new_name()
@@ -274,7 +178,7 @@ class Player:
     def _attach(self, node: nodes.Node) -> None:
         attachment = self._user.attach(self.volume, node, self._instance)
         if attachment.connection.get('driver_volume_type') != 'local':
-            raise Stuck('volume %s is not local on %s: %s' % (
+            raise actor.Stuck('volume %s is not local on %s: %s' % (
                 self.volume, node.name,
                 attachment.connection.get('driver_volume_type')))
         self._attachment = attachment
@@ -289,8 +193,8 @@ class Player:
         if node.run(['test', '-b', attachment.device],
                     check=False).returncode:
             if (not self._journal.disturbed(self._waits_since)
-                    and time.monotonic() > self._waits_since + PATIENCE):
-                raise Stuck('%s does not come back on %s' % (
+                    and time.monotonic() > self._waits_since + actor.PATIENCE):
+                raise actor.Stuck('%s does not come back on %s' % (
                     attachment.device, node.name))
             raise users.VolumeError('there is no %s yet' % attachment.device)
         self._waits_since = 0.0
@@ -402,9 +306,8 @@ class Player:
         self._snapshot = None
         self._untidy = not self._remove_rest()
 
-    def _remove_rest(self) -> bool:
-        return self._rest.remove(
-            self.volume, self._snapshot.id if self._snapshot else '')
+    def _wanted(self) -> set[str]:
+        return {self.volume, self._snapshot.id if self._snapshot else ''}
 
     def _migrate_unused(self, node: nodes.Node) -> None:
         if self._user.host(self.volume) == node.name:
@@ -418,6 +321,8 @@ class Player:
 
     def _revert(self) -> None:
         assert self._snapshot is not None
+        if self._attachment:
+            self._detach()
         self._reverted_from = self._user.copy_of(self.volume)
         self._user.revert(self.volume, self._snapshot.id)
         self._wait('available')
@@ -462,37 +367,7 @@ class Player:
         if status is None:
             self.volume = ''
 
-    @staticmethod
-    def _wait_for(what: str, status: str | None,
-                  look: Callable[[], str | None]) -> None:
-        start = time.monotonic()
-        while (found := look()) != status:
-            if found is None or 'error' in found:
-                raise users.VolumeError('%s is %s, not %s' % (
-                    what, found, status))
-            if time.monotonic() > start + (
-                    PATIENCE if found.endswith('ing') else POLL):
-                raise users.VolumeError('%s stays %s' % (what, found))
-            time.sleep(POLL)
-
     # -- After a failure ----------------------------------------------------
-
-    def _clear_up(self) -> None:
-        """Find out what there is, and undo what nobody wants."""
-        self._journal.under_way[self.name] = 'clear up'
-        start = time.monotonic()
-        try:
-            self._untidy = not self._remove_rest()
-            if self._unsure:
-                self._unsure = not self._is_clear()
-        except (exceptions.ClientException, errors.LabError) as error:
-            self._journal.note(self.name, 'clear up: not yet: %s' % ' '.join(
-                str(error).split()))
-            if not self._journal.disturbed(start):
-                raise Stuck('volume %s can not be cleared up: %s' % (
-                    self.volume, error)) from error
-        finally:
-            self._journal.under_way.pop(self.name, None)
 
     def _is_clear(self) -> bool:
         if not self.volume:
@@ -510,7 +385,7 @@ class Player:
             self._journal.note(self.name, 'removes attachment ' + unwanted)
             self._user.remove_attachment(unwanted)
         if kept - there:
-            raise Stuck('attachment %s of volume %s is gone' % (
+            raise actor.Stuck('attachment %s of volume %s is gone' % (
                 kept, self.volume))
         return self._is_well(volume)
 
@@ -524,7 +399,8 @@ class Player:
         """Whether the volume's status is one of rest; mends it if not."""
         status, size = volume['status'], volume['size']
         wanted = 'in-use' if self._attachment else 'available'
-        if status == wanted and volume['migration_status'] not in MIGRATING:
+        migrates = volume['migration_status'] in actor.MIGRATING
+        if status == wanted and not migrates:
             self._passing_since = 0.0
             self._is_reverted()
             if size != self._size:
@@ -538,16 +414,16 @@ class Player:
             self._act('delete', self._delete)
             return not self.volume
         if status in ('error_extending', 'available', 'in-use') and (
-                volume['migration_status'] not in MIGRATING):
+                not migrates):
             self._journal.count('mended by hand')
             self._user.reset(self.volume, wanted)
             return False
         # On its way somewhere
         if not self._passing_since:
             self._passing_since = time.monotonic()
-        if time.monotonic() > self._passing_since + PATIENCE:
+        if time.monotonic() > self._passing_since + actor.PATIENCE:
             if not self._journal.disturbed(self._passing_since):
-                raise Stuck('volume %s stays %s' % (self.volume, status))
+                raise actor.Stuck('volume %s stays %s' % (self.volume, status))
             if status not in SETTLED_BY_THE_DRIVER:
                 self._journal.count('mended by hand')
                 self._user.reset(
@@ -564,23 +440,24 @@ class Player:
         while self._unsure or self._untidy or (
                 self._attachment is not None and (
                     self._guest is None or not self._guest.alive)):
-            if time.monotonic() > start + 2 * PATIENCE:
-                raise Stuck('volume %s does not settle' % self.volume)
+            if time.monotonic() > start + 2 * actor.PATIENCE:
+                raise actor.Stuck('volume %s does not settle' % self.volume)
             if self._unsure or self._untidy:
                 self._clear_up()
             else:
                 self._guest = None
                 self._act('start the guest again', self._start_guest)
-            time.sleep(2 * POLL)
+            time.sleep(2 * actor.POLL)
 
     def _end(self) -> None:
         if not self.volume:
             return
         self._arrive()
-        end = time.monotonic() + 3 * PATIENCE
+        end = time.monotonic() + 3 * actor.PATIENCE
         while self._attachment is None:
             if time.monotonic() > end:
-                raise Stuck('volume %s can not be attached' % self.volume)
+                raise actor.Stuck('volume %s can not be attached'
+                                  % self.volume)
             node = self._random.choice(self._nodes)
             self._act('attach on ' + node.name, lambda: self._attach(node))
             self._settle()
@@ -591,23 +468,12 @@ class Player:
 
     def _arrive(self) -> None:
         # dm-clone hardly goes on while a guest writes.
-        self._must('stop the guest', lambda: self._stop_guest(PATIENCE))
-        self._journal.under_way[self.name] = 'waits for the move to end'
-        end = time.monotonic() + 3 * PATIENCE
-        while self._moves():
-            if time.monotonic() > end:
-                raise Stuck('the move of volume %s does not end'
-                            % self.volume)
-            time.sleep(2 * POLL)
+        self._must('stop the guest', lambda: self._stop_guest(actor.PATIENCE))
+        self._wait_for_moves([self.volume])
 
     def _verify(self) -> None:
         """A last life, in which all is read once more."""
         self._start_guest()
-        if not self._guest.verified.wait(PATIENCE):
-            raise Stuck('volume %s can not be read' % self.volume)
-        self._stop_guest(PATIENCE)
-
-    def _must(self, what: str, action) -> None:
-        if not self._act(what, action):
-            raise Stuck('%s of volume %s failed at the end' % (
-                what, self.volume))
+        if not self._guest.verified.wait(actor.PATIENCE):
+            raise actor.Stuck('volume %s can not be read' % self.volume)
+        self._stop_guest(actor.PATIENCE)

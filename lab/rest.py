@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user of a chaos run has beside his volume, and wants no more."""
+"""What a user of a chaos run has beside what he uses, and wants no more."""
 
+from collections.abc import Collection
 import time
 from typing import Any
 
@@ -31,18 +32,18 @@ class Rest:
         # Since when which of them is not removed
         self._since: dict[str, float] = {}
 
-    def remove(self, volume_id: str, snapshot_id: str) -> bool:
-        """Ask for the deletion of all but a volume and a snapshot.
+    def remove(self, wanted: Collection[str]) -> bool:
+        """Ask for the deletion of all but these volumes and snapshots.
 
         :returns: whether there was nothing left to ask for
         :raises RestError: something stays though nothing goes wrong
         """
         snapshots = [row for row in self._user.snapshots_in_detail()
-                     if self._is_unwanted(row, snapshot_id)]
+                     if self._is_unwanted(row, wanted)]
         for row in snapshots:
             self._remove_snapshot(row)
         volumes = [row for row in self._user.volumes()
-                   if self._is_unwanted(row, volume_id)
+                   if self._is_unwanted(row, wanted)
                    and not (row['migration_status'] or '').startswith(
                        'target:')]
         kept = {row['volume_id'] for row in snapshots}
@@ -54,8 +55,9 @@ class Rest:
                        if one in there}
         return not there
 
-    def _is_unwanted(self, row: dict[str, Any], wanted: str) -> bool:
-        return (row['id'] != wanted
+    def _is_unwanted(self, row: dict[str, Any], wanted: Collection[str]
+                     ) -> bool:
+        return (row['id'] not in wanted
                 and (row['name'] or '').startswith(self._prefix))
 
     def _remove_snapshot(self, row: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ from tests.lab import base
 
 # MiB
 SIZE = 16
+# MiB of an image whose download takes some seconds
+LARGE = 700
 # Of whoever Cinder has its cache of images for
 INTERNAL = {'cinder_internal_tenant_project_id': 32 * '1',
             'cinder_internal_tenant_user_id': 32 * '2'}
@@ -105,6 +107,44 @@ class ImageTest(ImageTestCase):
         self.assertEqual(hashlib.sha256(self.content).digest(),
                          hashlib.sha256(content.content[:SIZE << 20]
                                         ).digest())
+
+
+class InterruptedTest(ImageTestCase):
+    """A download ends too early: the user is told, and nothing is left."""
+
+    def begin(self):
+        """A volume into which an image is being written."""
+        image = self.upload(bytes(LARGE << 20))
+        volume = self.user.request_volume(
+            'of-a-test', 1, 'local', self.nodes[0].name, image)
+        self.volumes.append(volume)
+        self.wait_for('it is written', lambda: (
+            self.user.status(volume) == 'downloading'))
+        return volume
+
+    def wait_until_failed(self, volume):
+        self.wait_for('it has failed',
+                      lambda: self.user.status(volume) == 'error')
+
+    def test_glance_dies(self):
+        volume = self.begin()
+        glance = self.cloud.service('glance')
+        glance.kill()
+        try:
+            self.wait_until_failed(volume)
+        finally:
+            glance.start()
+        self.assertEqual(1, len(self.user.messages(volume)))
+        self.delete(volume)
+
+    def test_cinder_volume_dies(self):
+        volume = self.begin()
+        service = self.nodes[0].service('cinder-volume')
+        service.kill()
+        service.start()
+        self.cloud.wait_for_backends([self.nodes[0]])
+        self.wait_until_failed(volume)
+        self.delete(volume)
 
 
 class ImageCacheTest(ImageTestCase):
