@@ -19,7 +19,7 @@ SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs|test_clone_of
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
         lab-programs soak soak-walks soak-kills soak-kernel soak-lab \
         soak-exchanged soak-nova qemu-test tempest bench lab-kernel nova \
-        nova-test lab-up lab-down clean
+        nova-test bench-nova lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -34,6 +34,7 @@ help:
 	@echo 'make qemu-test a guest of QEMU on a disk of the native helper'
 	@echo 'make tempest   Cinder'\''s own suites, beside Cinder'\''s own driver'
 	@echo 'make bench     what a move costs a guest, in figures (BENCH=--quick)'
+	@echo 'make bench-nova  what instances wait for, beside Cinder'\''s own driver'
 	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
 	@echo 'make nova      what instances in the lab need: libvirt and QEMU'
 
@@ -190,6 +191,10 @@ bench: setup rust lab-kernel
 	    $(CARGO) bench --locked -p localstor-hydrator-core --no-run'
 	$(LAB) --name bench-node bench $(BENCH)
 
+# No test either: instances beside Cinder's own driver, in turn
+bench-nova: nova
+	$(LAB) --name bench-nova compare $(COMPARE)
+
 # Kept outside the repository, and built again when its recipe changes
 lab-kernel: setup
 	$(call INSTALL,kernel)
@@ -210,7 +215,7 @@ lab-up: setup
 # Whatever this checkout has started
 lab-down: setup
 	for name in default demo demo-nova test nova furnished boot tempest \
-	    bench-node hydrator-ublk hydrator-nbd devstack; do \
+	    bench-node bench-nova hydrator-ublk hydrator-nbd devstack; do \
 	    $(LAB) --name $$name down; done
 
 clean: lab-down

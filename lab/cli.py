@@ -24,6 +24,7 @@ from rich import progress as bars
 
 from lab import chaos
 from lab import cloud
+from lab import compare
 from lab import control_plane
 from lab import errors
 from lab import parts
@@ -580,6 +581,47 @@ class Scale(lister.Lister):
                  for line in found])
 
 
+class Compare(lister.Lister):
+    """Measure what instances wait for: this driver, and Cinder's own of LVM.
+
+    Both are backends of the same two nodes, and do the same in turn: an
+    instance boots, gets a volume of its own node and one of the other, loses
+    them, migrates live and cold. The figures are medians, in seconds. The lab
+    is started before and taken down after.
+    """
+
+    app: 'Lab'
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--rounds', type=int, default=3, metavar='N',
+                            help='how often each does all of it (default: '
+                                 '3)')
+        parser.add_argument('--volumes', type=int, default=1, metavar='N',
+                            help='how many volumes an instance has that '
+                                 'migrates live (default: 1)')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Measure."""
+        cloud = self.app.cloud
+        with progress.shown(self.app.stderr) as report:
+            cloud.up(2, report, also=['nova', 'lvm'])
+        try:
+            figures = list(compare.run(
+                cloud, parsed_args.rounds, parsed_args.volumes,
+                lambda text: print(text, file=self.app.stderr, flush=True)))
+        finally:
+            cloud.down()
+
+        def shown(figure: float | None) -> str:
+            return '' if figure is None else '%.2f' % figure
+        return (('What', 'This driver', 'LVM over iSCSI', 'Ratio'),
+                [(line.step, shown(line.ours), shown(line.theirs),
+                  shown(line.ratio)) for line in compare.compare(figures)])
+
+
 class Bench(_LabCommand):
     """Measure what a move costs a guest: the native helper and dm-clone.
 
@@ -670,8 +712,8 @@ _COMMANDS: dict[str, Any] = {
     'up': Up, 'down': Down, 'status': Status, 'exec': Exec,
     'console': Console, 'kill': Kill, 'start': Start, 'cut': Cut,
     'heal': Heal, 'logs': Logs, 'env': Env, 'service': Service,
-    'restart': Restart, 'chaos': Chaos, 'scale': Scale, 'bench': Bench,
-    'tempest': Tempest,
+    'restart': Restart, 'chaos': Chaos, 'compare': Compare, 'scale': Scale,
+    'bench': Bench, 'tempest': Tempest,
 }
 
 

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What instances wait for: this driver beside Cinder's own, in one cloud.
+
+Both do the same in turn, in the same minutes.  Whatever is measured ends when
+the guest has said that it uses its disk, or when Nova has done its part; both
+are looked at every half second.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import statistics
+import time
+
+from lab import cloud as clouds
+from lab import configuration
+from lab import instances
+from lab import leftovers
+from lab import node as nodes
+from lab import parts
+from lab import user as users
+
+OURS = configuration.BACKENDS[0]
+THEIRS = parts.IN_TREE.backends[0].name
+# Seconds
+PATIENCE = 900
+# GiB
+SIZE = 1
+
+BOOT = 'boot from a volume, until the guest uses it'
+ATTACH_HERE = "attach a volume of the instance's node"
+ATTACH_THERE = 'attach a volume of the other node'
+DETACH = 'detach'
+MIGRATE = 'live migration'
+PAUSE = "the guest's pause in it"
+LOCAL = 'after it, until all is local'
+COLD = 'cold migration, until it can be confirmed'
+# In the order of the table
+STEPS = (BOOT, ATTACH_HERE, ATTACH_THERE, DETACH, MIGRATE, PAUSE, LOCAL, COLD)
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One measurement.
+
+    :ivar driver: the backend's name
+    """
+
+    driver: str
+    step: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """The two drivers' medians of a step, in seconds; None: not measured."""
+
+    step: str
+    ours: float | None
+    theirs: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours by theirs."""
+        if self.ours is None or not self.theirs:
+            return None
+        return self.ours / self.theirs
+
+
+def run(cloud: clouds.Cloud, rounds: int, volumes: int,
+        say: Callable[[str], None]) -> Iterator[Figure]:
+    """Measure both drivers, in turn.
+
+    :param volumes: how many an instance has that migrates live
+    :param say: told what is under way
+    """
+    for number in range(rounds):
+        # Who is first finds colder caches, or less to clean up.
+        for driver in (OURS, THEIRS)[::1 if number % 2 else -1]:
+            say('round %d of %d: %s' % (number + 1, rounds, driver))
+            yield from _Round(cloud, driver, volumes).measure()
+
+
+def compare(figures: list[Figure]) -> list[Compared]:
+    """Medians of all rounds, side by side."""
+    def median(driver: str, step: str) -> float | None:
+        found = [figure.seconds for figure in figures
+                 if (figure.driver, figure.step) == (driver, step)]
+        return statistics.median(found) if found else None
+    return [Compared(step, median(OURS, step), median(THEIRS, step))
+            for step in STEPS]
+
+
+class _Round:
+    """One instance's life with volumes of one driver."""
+
+    def __init__(self, cloud: clouds.Cloud, driver: str, volumes: int
+                 ) -> None:
+        self._cloud = cloud
+        self._driver = driver
+        self._user = users.User(cloud)
+        self._here, self._there = cloud.nodes[:2]
+        self._more = volumes - 1
+        self._figures: list[Figure] = []
+
+    def measure(self) -> list[Figure]:
+        root = self._create(self._here, instances.image(self._cloud))
+        data = [self._create(node) for node in (self._here, self._there)]
+        more = [self._create(self._here) for _number in range(self._more)]
+        with self._timed(BOOT):
+            instance = instances.boot(self._cloud, root, self._here)
+        for step, volume in zip((ATTACH_HERE, ATTACH_THERE), data):
+            with self._timed(step):
+                instance.attach(volume)
+        self._wait_until_local()
+        for volume in data:
+            with self._timed(DETACH):
+                instance.detach(volume)
+        for volume in more:
+            instance.attach(volume)
+        self._migrate(instance)
+        for volume in more:
+            instance.detach(volume)
+        with self._timed(COLD):
+            instance.act('migrate', {'host': self._here.name})
+            instance.wait_for('VERIFY_RESIZE')
+        instance.act('confirmResize')
+        instance.wait_for('ACTIVE')
+        self._wait_until_local()
+        instance.delete()
+        for volume in (root, *data, *more):
+            self._user.delete_volume(volume, PATIENCE)
+        return self._figures
+
+    def _migrate(self, instance: instances.Instance) -> None:
+        """Live; the guest may panic of its memory and boots again then, see
+        the documentation of the lab.
+        """
+        with self._timed(MIGRATE):
+            instance.live_migrate(self._there)
+        paused = instance.downtime()
+        if paused is not None:
+            self._figures.append(Figure(self._driver, PAUSE, paused))
+        if self._driver == OURS:
+            with self._timed(LOCAL):
+                self._wait_until_local()
+        if instance.panicked:
+            instance.reboot()
+        instance.assert_alive()
+
+    def _create(self, node: nodes.Node, image: str | None = None) -> str:
+        return self._user.create_volume(SIZE, self._driver, node.name, image)
+
+    def _wait_until_local(self) -> None:
+        """:raises InstanceError: a move does not end"""
+        end = time.monotonic() + PATIENCE
+        while leftovers.moves(self._cloud):
+            if time.monotonic() > end:
+                raise instances.InstanceError('a move does not end')
+            time.sleep(0.2)
+
+    @contextlib.contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self._figures.append(Figure(self._driver, step,
+                                    time.monotonic() - start))
