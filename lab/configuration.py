@@ -174,11 +174,16 @@ def cinder_control(place: services.Place) -> Sections:
     }, place.options)
 
 
+def privsep_helper(place: services.Place, config: str) -> str:
+    """The command that starts a privileged daemon of a node's service."""
+    return shlex.join([str(place.binaries / 'privsep-helper'),
+                       '--config-file', config])
+
+
 def cinder_volume(place: services.Place, config: str) -> Sections:
     """cinder.conf of a node."""
     state = CINDER_STATE
-    helper = shlex.join([str(place.binaries / 'privsep-helper'),
-                         '--config-file', config])
+    helper = privsep_helper(place, config)
     backends = {backend.name: {'volume_backend_name': backend.name,
                                'volume_group': backend.group,
                                **backend.options(place)}

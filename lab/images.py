@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the lab has so that volumes can be made of images: Glance, natively."""
 
+import pathlib
+
 from lab import configuration
 from lab import control_plane
 from lab import layout
@@ -8,6 +10,8 @@ from lab import services
 
 PORT = 9292
 GLANCE = 'glance'
+# Of a Glance, whatever its store is
+DIRECTORIES = ('staging', 'tasks', 'locks')
 
 
 def url(place: layout.Layout) -> str:
@@ -20,18 +24,16 @@ SETUP = (services.Setup('glance-db-sync', lambda place: control_plane.manage(
     place, GLANCE, 'db_sync')),)
 
 
-def _config(place: services.Place) -> configuration.Sections:
-    """glance-api.conf, which its tool reads, too."""
-    lab = place.layout
-    state = place.directory / GLANCE
+def config(lab: layout.Layout, state: pathlib.PurePath
+           ) -> configuration.Sections:
+    """glance-api.conf of any Glance of the lab, but for its store.
+
+    :param state: where its :data:`DIRECTORIES` are
+    """
     return {
         'DEFAULT': {'debug': False, 'use_stderr': True,
-                    'worker_self_reference_url': url(lab),
-                    'enabled_backends': 'files:file',
                     'enabled_import_methods': '[glance-direct]'},
         'database': configuration.database(lab, GLANCE),
-        'glance_store': {'default_backend': 'files'},
-        'files': {'filesystem_store_datadir': state / 'images'},
         'os_glance_staging_store': {
             'filesystem_store_datadir': state / 'staging'},
         'os_glance_tasks_store': {
@@ -45,8 +47,19 @@ def _config(place: services.Place) -> configuration.Sections:
     }
 
 
+def _config(place: services.Place) -> configuration.Sections:
+    """glance-api.conf, which its tool reads, too."""
+    state = place.directory / GLANCE
+    return services.merged(config(place.layout, state), {
+        'DEFAULT': {'worker_self_reference_url': url(place.layout),
+                    'enabled_backends': 'files:file'},
+        'glance_store': {'default_backend': 'files'},
+        'files': {'filesystem_store_datadir': state / 'images'},
+    })
+
+
 def _prepare(place: services.Place) -> None:
-    for name in ('images', 'staging', 'tasks', 'locks'):
+    for name in ('images', *DIRECTORIES):
         (place.directory / GLANCE / name).mkdir(parents=True, exist_ok=True)
 
 

@@ -152,7 +152,7 @@ global {
 _SUDO = '''\
 #!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
-if [ "${1##*/}" = cinder-rootwrap ]; then shift 2; fi
+case "${1##*/}" in cinder-rootwrap|glance-rootwrap) shift 2;; esac
 exec "$@"
 '''
 

@@ -8,6 +8,7 @@ import operator
 from lab import backups
 from lab import configuration
 from lab import control_plane
+from lab import image_store
 from lab import images
 from lab import keys
 from lab import networks
@@ -62,6 +63,8 @@ INSTANCES = services.Part(
 
 BACKUPS = services.Part(nodes=backups.SERVICES, memory=2 * sizes.GIB)
 
+IMAGE_STORE = services.Part(nodes=image_store.SERVICES, memory=2 * sizes.GIB)
+
 KEYS = services.Part(
     control=keys.SERVICES,
     databases=(keys.BARBICAN,),
@@ -76,7 +79,7 @@ IN_TREE = services.Part(
     memory=2 * sizes.GIB)
 
 OPTIONAL = {'nova': INSTANCES, 'backup': BACKUPS, 'keys': KEYS,
-            'lvm': IN_TREE}
+            'image_store': IMAGE_STORE, 'lvm': IN_TREE}
 
 
 def of(chosen: Collection[str]) -> services.Part:

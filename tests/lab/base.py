@@ -59,15 +59,15 @@ def cloud():
 
 @functools.cache
 def furnished_cloud():
-    """A lab of two nodes, up, that has Barbican, Cinder's own LVM driver, and
-    in the second node cinder-backup.
+    """A lab of two nodes, up, that has Barbican, Cinder's own LVM driver, in
+    both nodes Glance with images in volumes, and in the second cinder-backup.
 
     Cinder chooses any cinder-backup that it has heard of since its scheduler
     started.
     """
     found = clouds.Cloud(os.environ.get('LOCALSTOR_FURNISHED_LAB',
                                         'furnished'))
-    found.up(nodes=2, also=['backup', 'keys', 'lvm'], options={
+    found.up(nodes=2, also=['backup', 'image_store', 'keys', 'lvm'], options={
         # Seconds until the scheduler knows of what has changed
         'DEFAULT': {'backend_stats_polling_interval': 5}} | {
             backend: {'localstor_data_path': path} | QUICK
