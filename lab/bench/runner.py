@@ -125,10 +125,13 @@ def _take(stack: stacks.Stack, turn: _Turn, effort: Effort,
         finally:
             stack.remove()
     except errors.LabError as error:
-        found.failures.append(
-            f'round {turn.round}, {turn.latency:g} ms, {stack.label}, '
-            f'{[step.key for step in turn.scenario.steps if step.key]}: '
-            f'{error}')
+        where = (f'round {turn.round}, {turn.latency:g} ms, {stack.label}, '
+                 f'{[step.key for step in turn.scenario.steps if step.key]}')
+        found.failures.append(f'{where}: {error}')
+        try:
+            stacks.sweep(stack.disk)
+        except errors.LabError as left:
+            found.failures.append(f'{where}, swept: {left}')
 
 
 def environment(node: nodes.Node, effort: Effort) -> dict[str, object]:

@@ -56,8 +56,29 @@ class DeviceMapper(dmsetup.DmsetupDeviceMapper):
         """Have all that was written to it on the disk."""
         self._node.run(['sync', device])
 
+    def remove(self, name: str) -> None:
+        """Remove a node, as soon as no probe of udev's has it open."""
+        self._node.run(['dmsetup', 'remove', '--retry', name])
+
     def refuse_discards(self, device: str) -> None:
         """Nobody sends any here."""
+
+
+def sweep(disk: disks.Disk) -> None:
+    """Remove whatever a step that failed has left over a disk.
+
+    What comes next would find it busy, or take it for its own.
+    """
+    # A handle is removed before the engine that it lies on.
+    disk.node.run(['bash', '-c', '\n'.join([
+        "pkill -9 -f 'localstor-hydrator run'",
+        f'rm -rf {_Hydrator.runtime}',
+        'udevadm settle --timeout=10',
+        *(f'dmsetup info {name} > /dev/null 2>&1'
+          f' && dmsetup remove --retry --force {name}'
+          for name in (HANDLE, _Clone.engine_node)),
+        ':'])])
+    disk.clear()
 
 
 @dataclasses.dataclass(frozen=True)

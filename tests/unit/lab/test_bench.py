@@ -232,6 +232,46 @@ class ScenariosTest(base.BaseTestCase):
         self.assertEqual(set(stacks.ALL), sync)
 
 
+class TurnTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.disk = mock.create_autospec(disks.Disk, instance=True)
+        self.disk.node = mock.Mock()
+        self.found = results.Results()
+
+    def take(self, stack):
+        stack.disk = self.disk
+        stack.label = 'a stack'
+        runner._take(stack, runner._Turn(
+            scenarios.QUICK[0], 0.3, type(stack), 1), runner.QUICK,
+            self.found)
+
+    def swept(self):
+        """What is removed afterwards."""
+        return '\n'.join(call.args[0][2] for call
+                         in self.disk.node.run.call_args_list)
+
+    def test_what_a_failed_step_has_left_is_removed(self):
+        stack = mock.create_autospec(stacks.Raw, instance=True)
+        stack.remove.side_effect = errors.LabError('bench-clone is busy')
+        self.take(stack)
+
+        self.assertIn('bench-clone is busy', self.found.failures[0])
+        self.assertIn('dmsetup remove --retry --force bench-clone',
+                      self.swept())
+        self.disk.clear.assert_called_once_with()
+
+    def test_what_can_not_be_removed_is_told(self):
+        stack = mock.create_autospec(stacks.Raw, instance=True)
+        stack.build.side_effect = errors.LabError('no space')
+        self.disk.clear.side_effect = errors.LabError('data is in use')
+        self.take(stack)
+
+        self.assertEqual(2, len(self.found.failures))
+        self.assertIn('data is in use', self.found.failures[1])
+
+
 class ReportTest(base.BaseTestCase):
 
     def text(self, found):
