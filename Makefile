@@ -19,7 +19,7 @@ SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs|test_clone_of
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
         lab-programs soak soak-walks soak-kills soak-kernel soak-lab \
         soak-exchanged soak-nova qemu-test tempest bench lab-kernel nova \
-        nova-test bench-nova lab-up lab-down clean
+        nova-test bench-nova tempest-nova lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -32,7 +32,8 @@ help:
 	@echo '               soak-walks, soak-kills, soak-kernel, soak-lab,'
 	@echo '               soak-exchanged, soak-nova   parts of it'
 	@echo 'make qemu-test a guest of QEMU on a disk of the native helper'
-	@echo 'make tempest   Cinder'\''s own suites, beside Cinder'\''s own driver'
+	@echo 'make tempest   Cinder'\''s own suites, beside Cinder'\''s own driver;'
+	@echo '               tempest-nova   those of instances'
 	@echo 'make bench     what a move costs a guest, in figures (BENCH=--quick)'
 	@echo 'make bench-nova  what instances wait for, beside Cinder'\''s own driver'
 	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
@@ -120,6 +121,10 @@ qemu-test: setup rust
 # TEMPEST=--help tells of less than all of them.
 tempest: setup helper $(TEMPEST_READY)
 	$(LAB) --name tempest tempest $(TEMPEST)
+
+# Tempest's suites of instances
+tempest-nova: nova $(TEMPEST_READY)
+	$(LAB) --name tempest tempest --nova $(TEMPEST)
 
 $(TEMPEST_READY): $(READY) lab/tempest-requirements.txt \
                   tempest-plugin/pyproject.toml

@@ -3,6 +3,7 @@
 
 import argparse
 import collections
+import dataclasses
 import logging
 import os
 import secrets
@@ -688,26 +689,32 @@ class Tempest(_LabCommand):
                             choices=('local', 'thin', 'lvm'),
                             help='judge this one; may be repeated (default: '
                                  'all)')
+        parser.add_argument('--nova', action='store_true',
+                            help='Tempest\'s suites of instances, in a lab '
+                                 'with Nova, in place of Cinder\'s own ones')
         parser.add_argument('--tests', metavar='REGEX',
                             help='only tests whose name it is found in '
-                                 '(default: all of volumes)')
+                                 '(default: all that are of use there)')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Judge."""
         # Not for every command of the lab: it needs "make tempest".
         from lab import tempest
+        suites = (tempest.OF_INSTANCES if parsed_args.nova
+                  else tempest.OF_VOLUMES)
+        if parsed_args.tests:
+            suites = dataclasses.replace(suites, tests=parsed_args.tests)
         results = self.cloud.layout.repository / '.lab' / 'tempest-results'
         verdicts = []
         for backend in parsed_args.backend or ('lvm', 'local', 'thin'):
             with progress.shown(self.app.stdout) as told:
-                self.cloud.up(tempest.NODES, told, also=tempest.ALSO,
+                self.cloud.up(tempest.NODES, told, also=suites.also,
                               disk_size=tempest.DISK_SIZE,
                               options=tempest.options(backend))
             try:
                 verdicts.append(tempest.judge(
-                    self.cloud, backend, results, self.app.stdout,
-                    parsed_args.tests or tempest.TESTS))
+                    self.cloud, backend, results, self.app.stdout, suites))
             finally:
                 self.cloud.down()
         console = consoles.Console(file=self.app.stdout, highlight=False,

@@ -28,6 +28,7 @@ from testtools import testresult
 from lab import cloud as clouds
 from lab import configuration
 from lab import errors
+from lab import instances
 from lab import leftovers
 from lab import parts
 from lab import services
@@ -35,15 +36,9 @@ from lab import sizes
 
 # Whom the others are compared with: Cinder's own driver
 REFERENCE = 'lvm'
-TESTS = (r'^(tempest\.api\.volume|cinder_tempest_plugin\.(api|scenario)|'
-         r'cinder_localstor_tempest_plugin)\.')
-# The lab's parts that the suites need
-ALSO = ('backup', 'lvm')
 NODES = 2
 DISK_SIZE = 24 * sizes.GIB
 _RESERVED = 80  # percent
-# The nodes are slow, and wipe what was deleted.
-_WORKERS = 4
 _BUILD_TIMEOUT = 600  # seconds
 # To export a volume with LIO takes a slow node half a minute.
 _RPC_TIMEOUT = 180  # seconds
@@ -51,11 +46,45 @@ _CLEAR_SIZE = 64  # MiB
 # Until what was deleted is gone from the nodes, in seconds
 _PATIENCE = 180
 _IMAGE_SIZE = 1 << 20
+# MiB of the two flavors; an instance that boots from an image needs a disk
+_FLAVORS = {'tempest': 128, 'tempest-larger': 160}
+_FLAVOR_DISK = 1  # GiB
 # What the lab has instead of ssh
 _SHELL = pathlib.Path(__file__).with_name('shell.py')
 PASSED, FAILED, SKIPPED = 'passed', 'failed', 'skipped'
 _ENDED = re.compile(r'\{\d+\} .* \.\.\. ')
 _STATES = {'success': PASSED, 'xfail': PASSED, 'skip': SKIPPED}
+
+
+@dataclasses.dataclass(frozen=True)
+class Suites:
+    """What judges.
+
+    :ivar tests: regular expression of the tests' names
+    :ivar also: the lab's parts that they need
+    :ivar workers: how many tests run at the same time
+    """
+
+    tests: str
+    also: tuple[str, ...]
+    workers: int
+
+    @property
+    def instances(self) -> bool:
+        """Whether they have some."""
+        return 'nova' in self.also
+
+
+# The nodes are slow, and wipe what was deleted.
+OF_VOLUMES = Suites(
+    r'^(tempest\.api\.volume|cinder_tempest_plugin\.(api|scenario)|'
+    r'cinder_localstor_tempest_plugin)\.', ('backup', 'lvm'), workers=4)
+# What they do needs no network; guests are slower than anything.
+OF_INSTANCES = Suites(
+    r'^tempest\.(api\.compute\.(volumes|servers\.test_server_rescue|'
+    r'servers\.test_delete_server|admin\.test_live_migration|'
+    r'admin\.test_migrations|admin\.test_volume)|'
+    r'scenario\.test_volume)', ('nova', 'lvm'), workers=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +131,7 @@ def options(backend: str) -> services.Options:
 
 
 def settings(cloud: clouds.Cloud, backend: str, directory: pathlib.Path,
-             image: str) -> services.Options:
+             image: str, suites: Suites) -> services.Options:
     """tempest.conf, which differs in nothing but the backend's name, and in
     that the driver's own plugin has nothing to do with another driver.
     """
@@ -120,9 +149,16 @@ def settings(cloud: clouds.Cloud, backend: str, directory: pathlib.Path,
         'identity': {'uri_v3': configuration.keystone_url(cloud.layout),
                      'auth_version': 'v3', 'region': configuration.REGION},
         # Classes of which one test has a server want Neutron for all.
-        'service_available': {'cinder': True, 'glance': True, 'nova': False,
+        'service_available': {'cinder': True, 'glance': True,
+                              'nova': suites.instances,
                               'neutron': True, 'swift': False},
-        'compute': {'image_ref': image},
+        'compute': {'image_ref': image, 'image_ref_alt': image,
+                    'min_microversion': '2.1', 'max_microversion': 'latest',
+                    'min_compute_nodes': NODES,
+                    'build_timeout': _BUILD_TIMEOUT,
+                    **dict(zip(('flavor_ref', 'flavor_ref_alt'), _FLAVORS))},
+        # Nobody reaches an instance by ssh.
+        'validation': {'run_validation': False},
         'volume': {'catalog_type': 'volumev3',
                    'min_microversion': '3.0', 'max_microversion': 'latest',
                    'volume_type': backend,
@@ -130,7 +166,14 @@ def settings(cloud: clouds.Cloud, backend: str, directory: pathlib.Path,
                    'backup_driver': 'posix',
                    'build_timeout': _BUILD_TIMEOUT},
         # Whatever Cinder's own driver has
-        'compute-feature-enabled': {'volume_multiattach': True},
+        'compute-feature-enabled': {
+            'volume_multiattach': True, 'live_migration': True,
+            'block_migration_for_live_migration': False,
+            'volume_backed_live_migration': True, 'cold_migration': True,
+            'resize': True, 'attach_encrypted_volume': False,
+            'interface_attach': False, 'metadata_service': False,
+            'vnc_console': False, 'personality': False,
+            'swap_volume': True, 'can_migrate_between_any_hosts': True},
         'volume-feature-enabled': {
             'multi_backend': True, 'backup': True, 'snapshot': True,
             'clone': True, 'manage_volume': True, 'manage_snapshot': True,
@@ -146,33 +189,34 @@ def settings(cloud: clouds.Cloud, backend: str, directory: pathlib.Path,
 
 
 def judge(cloud: clouds.Cloud, backend: str, results: pathlib.Path,
-          stream: TextIO, tests: str = TESTS) -> Verdict:
-    """Run the suites against one backend of a lab that is up.
+          stream: TextIO, suites: Suites) -> Verdict:
+    """Run suites against one backend of a lab that is up.
 
     What was seen is left in a directory of the backend's below ``results``.
 
-    :param tests: regular expression of their names
     :raises LabError: no test has this name
     """
     directory = results / backend
     shutil.rmtree(directory, ignore_errors=True)
     (directory / 'locks').mkdir(parents=True)
     before = leftovers.everything(cloud)
-    image = _upload_image(cloud)
+    image = (_prepare_instances(cloud) if suites.instances
+             else _upload_image(cloud))
     config = directory / 'tempest.conf'
     config.write_text(services.render_ini(
-        settings(cloud, backend, directory, image)))
+        settings(cloud, backend, directory, image, suites)))
     _write_discovery(directory)
     run = _Run(cloud, directory, config)
-    names = run.tests(tests)
+    names = run.tests(suites.tests)
     if not names:
-        raise errors.LabError(f'No test of the suites is called "{tests}".')
+        raise errors.LabError(
+            f'No test of the suites is called "{suites.tests}".')
     start = time.monotonic()
-    run.run(tests, stream)
+    run.run(suites, stream)
     seconds = time.monotonic() - start
     left = _left(cloud, before)
     shutil.copytree(cloud.layout.logs, directory / 'logs')
-    return Verdict(backend, _driver(cloud, backend),
+    return Verdict(backend, _driver(cloud, backend, suites),
                    outcomes(names, run.results()), seconds, left)
 
 
@@ -185,8 +229,18 @@ def _upload_image(cloud: clouds.Cloud) -> str:
     return image
 
 
-def _driver(cloud: clouds.Cloud, backend: str) -> str:
-    declared = {one.name: one for one in parts.of(ALSO).backends}[backend]
+def _prepare_instances(cloud: clouds.Cloud) -> str:
+    """Make flavors, and find the image of the lab's own guest."""
+    for name, memory in _FLAVORS.items():
+        cloud.compute_api.post('/flavors', json={'flavor': {
+            'id': name, 'name': name, 'ram': memory, 'vcpus': 1,
+            'disk': _FLAVOR_DISK}})
+    return instances.image(cloud)
+
+
+def _driver(cloud: clouds.Cloud, backend: str, suites: Suites) -> str:
+    declared = {one.name: one
+                for one in parts.of(suites.also).backends}[backend]
     driver = declared.options(cloud.nodes[0].place)['volume_driver']
     return (f'{driver.rpartition(".")[2]}, '
             f'{"thin" if declared.thin else "thick"}')
@@ -239,11 +293,12 @@ class _Run:
             regex, '--list-tests', stdout=subprocess.PIPE).communicate()
         return [line for line in listed.splitlines() if '.test_' in line]
 
-    def run(self, regex: str, stream: TextIO) -> None:
+    def run(self, suites: Suites, stream: TextIO) -> None:
         """Run them; how each one ends goes to a stream as it comes."""
         with self._start(
                 'tempest', 'run', '--config-file', str(self._config),
-                '--regex', regex, '--concurrency', str(_WORKERS),
+                '--regex', suites.tests, '--concurrency',
+                str(suites.workers),
                 stdout=subprocess.PIPE) as running, open(
                     self._directory / 'tempest.out', 'w') as output:
             for line in running.stdout or ():

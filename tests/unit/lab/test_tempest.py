@@ -114,7 +114,8 @@ class SettingsTest(base.BaseTestCase):
     def settings(self, backend):
         cloud = mock.MagicMock(layout=layout.Layout(), nodes=[
             types.SimpleNamespace(name='node1', address='192.0.2.1')])
-        return tempest.settings(cloud, backend, cloud.layout.cache, 'image')
+        return tempest.settings(cloud, backend, cloud.layout.cache, 'image',
+                                tempest.OF_VOLUMES)
 
     @ddt.data(*configuration.BACKENDS)
     def test_only_names_differ_from_those_of_the_reference(self, backend):
@@ -137,10 +138,10 @@ class SettingsTest(base.BaseTestCase):
 
         self.assertEqual(backend, default)
         self.assertIn(backend, [one.name for one
-                                in parts.of(tempest.ALSO).backends])
+                                in parts.of(tempest.OF_VOLUMES.also).backends])
 
     def test_the_reference_is_cinders_own(self):
-        [backend] = [one for one in parts.of(tempest.ALSO).backends
+        [backend] = [one for one in parts.of(tempest.OF_VOLUMES.also).backends
                      if one.name == tempest.REFERENCE]
         lab = layout.Layout()
         place = services.Place('node1', lab.address('node1'),
