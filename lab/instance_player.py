@@ -367,7 +367,7 @@ class InstancePlayer(actor.Actor):
     def _lives(self, again: bool) -> bool:
         """Whether the guest lives, after a new start if that is needed."""
         try:
-            if again:
+            if again or not self._running.runs:
                 self._running.reboot()
             self._live_on()
         except instances.InstanceError as error:

@@ -135,6 +135,11 @@ class Instance:
         """What libvirt calls it."""
         return self.show()['OS-EXT-SRV-ATTR:instance_name']
 
+    @property
+    def runs(self) -> bool:
+        """Whether libvirt has it running on its node."""
+        return self._virsh('domstate').strip() == 'running'
+
     def _virsh(self, command: str, *options: str) -> str:
         """What virsh says of it on its node; nothing when that fails."""
         return self.node.run(['virsh', command, self.name, *options],
