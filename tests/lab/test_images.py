@@ -15,8 +15,8 @@ from tests.lab import base
 
 # MiB
 SIZE = 16
-# MiB of an image whose download takes some seconds
-LARGE = 700
+# MiB of an image whose download takes some seconds; nodes keep it meanwhile
+LARGE = 350
 # Of whoever Cinder has its cache of images for
 INTERNAL = {'cinder_internal_tenant_project_id': 32 * '1',
             'cinder_internal_tenant_user_id': 32 * '2'}
@@ -44,6 +44,11 @@ class ImageTestCase(base.LabTestCase):
             '/v2/images/%s/file' % created, data=content,
             headers={'Content-Type': 'application/octet-stream'})
         return created
+
+    def downloads(self):
+        """How often the first image was asked for."""
+        log = self.cloud.service('glance').log.read_text(errors='replace')
+        return log.count('GET /v2/images/%s/file' % self.images[0])
 
     def convert(self, kind, size):
         """The content as a disk of `size` MiB in a file of QEMU's."""
@@ -113,13 +118,12 @@ class InterruptedTest(ImageTestCase):
     """A download ends too early: the user is told, and nothing is left."""
 
     def begin(self):
-        """A volume into which an image is being written."""
+        """A volume of an image that is being downloaded."""
         image = self.upload(bytes(LARGE << 20))
         volume = self.user.request_volume(
             'of-a-test', 1, 'local', self.nodes[0].name, image)
         self.volumes.append(volume)
-        self.wait_for('it is written', lambda: (
-            self.user.status(volume) == 'downloading'))
+        self.wait_for('it is downloaded', self.downloads)
         return volume
 
     def wait_until_failed(self, volume):
@@ -176,10 +180,6 @@ class ImageCacheTest(ImageTestCase):
     def delete_cached(self):
         for volume in self.cached():
             self.user.delete_volume(volume)
-
-    def downloads(self):
-        log = self.cloud.service('glance').log.read_text(errors='replace')
-        return log.count('GET /v2/images/%s/file' % self.images[0])
 
     def test_all_nodes_make_their_volumes_of_one(self):
         image = self.upload(self.content)
