@@ -133,6 +133,21 @@ class StillArrives(LocalStorException):
                 "when it has arrived.")
 
 
+class NotHeld(LocalStorException):
+    message = _("On %(host)s, %(names)s could not be kept waiting until the "
+                "snapshots of all volumes of the group were made, which may "
+                "take %(seconds)d seconds. So they are not of one moment, and "
+                "there are none. Take them again when the node has less to "
+                "do, or of a smaller group; look for a hanging disk with "
+                "'dmesg'.")
+
+
+class AlreadyThere(LocalStorException):
+    message = _("Snapshot '%(name)s' of volume %(volume_id)s is there "
+                "already, and not of the moment of the others of its group. "
+                "Delete the snapshot of the group, and take another.")
+
+
 class SourceBusy(LocalStorException):
     message = _("Volume copy '%(name)s' waits for %(count)d regions of the "
                 "node that it arrives from, so no snapshot of it is taken. "

@@ -2,6 +2,7 @@
 """Runs the node's tools, each with a timeout and a clear error."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import functools
 import shlex
 import socket
@@ -43,6 +44,25 @@ class Commands:
         """
         return self._judge(functools.partial(privileged.start_hydrator, copy),
                            arguments, self.timeout)
+
+    def hold(self, names: Sequence[str], seconds: float) -> int:
+        """Suspend device-mapper nodes; the process id of their guard.
+
+        :param seconds: after which they go on, whatever happens
+        :raises CommandFailed: none of them is suspended, or not for long
+        """
+        return int(self._judge(
+            lambda _arguments, limit: privileged.hold(
+                list(names), seconds, limit),
+            ['dmsetup', 'suspend', *names], self.timeout))
+
+    def let_go(self, guard: int) -> None:
+        """Let the nodes of a guard go on.
+
+        :raises CommandFailed: they did so before
+        """
+        self._judge(lambda _arguments, limit: privileged.let_go(guard, limit),
+                    ['dmsetup', 'resume'], self.timeout)
 
     def _judge(self, run: Run, arguments: list[str], limit: float) -> str:
         command = shlex.join(arguments)

@@ -5,7 +5,9 @@ All our nodes have a UUID that begins with ``LOCALSTOR-``.  By it we know them
 again, and by it the udev rules know them (:mod:`cinder_localstor.node.udev`).
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import os
 import re
@@ -19,6 +21,7 @@ from cinder_localstor import exception
 from cinder_localstor.node import commands
 from cinder_localstor.node import interface
 from cinder_localstor.node import privileged
+from cinder_localstor.node import suspension
 from cinder_localstor.node import udev
 
 LOG = logging.getLogger(__name__)
@@ -194,6 +197,38 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
 
     def resume(self, name: str) -> None:
         self._command.run('dmsetup', 'resume', name)
+
+    @contextlib.contextmanager
+    def held(self, names: Sequence[str]) -> Iterator[None]:
+        guard = self._command.hold(names, interface.HOLD)
+        gone_on = set(names)
+        try:
+            yield
+            # The fact that tells: somebody may have resumed one by hand.
+            gone_on -= suspension.suspended().keys()
+        finally:
+            early = self._let_go(guard)
+        if gone_on or early:
+            raise exception.NotHeld(
+                names=', '.join(sorted(gone_on or names)),
+                host=self._command.host, seconds=interface.HOLD)
+
+    def _let_go(self, guard: int) -> bool:
+        """Whether nodes went on before that."""
+        try:
+            self._command.let_go(guard)
+            return False
+        except exception.CommandFailed as error:
+            LOG.error('Guests did not wait until all was done: %s', error)
+            return True
+
+    def abandoned(self) -> set[str]:
+        found = {name for name, uuid in suspension.suspended().items()
+                 if uuid.startswith(UUID_PREFIX)}
+        if not found or privileged.lock_holder(privileged.suspension_lock()):
+            return set()
+        # A guard may have let them go on since.
+        return found & suspension.suspended().keys()
 
     def message(self, name: str, text: str) -> None:
         self._command.run('dmsetup', 'message', name, '0', text)

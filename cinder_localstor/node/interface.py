@@ -14,14 +14,19 @@ import abc
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 from typing import Any
+from typing import NamedTuple
 
 from cinder import context
 
 from cinder_localstor import exception
 
 SECTOR = 512
+# Seconds that guests wait at most for what is done while nodes are held.  What
+# reads a disk over iSCSI has 30 (the kernel's SD_TIMEOUT).
+HOLD = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +147,14 @@ class NewNode:
     read_only: bool = False
 
 
+class NewSnapshot(NamedTuple):
+    """A snapshot that is to be made; `origin` is a logical volume."""
+
+    name: str
+    origin: str
+    tags: frozenset[str]
+
+
 @dataclasses.dataclass(frozen=True)
 class Export:
     """Where a source copy can be reached and how to prove who asks.
@@ -244,15 +257,23 @@ class VolumeGroup(abc.ABC):
         :raises NotEnoughSpace: the group is too full
         """
 
-    @abc.abstractmethod
     def create_snapshot(self, name: str, origin: str, tags: frozenset[str]
                         ) -> None:
-        """Make a snapshot of a logical volume, which may be written meanwhile:
-        what was answered before is in it, what begins later is not.
+        """Make one snapshot as :meth:`create_snapshots` does."""
+        self.create_snapshots([NewSnapshot(name, origin, tags)])
+
+    @abc.abstractmethod
+    def create_snapshots(self, wanted: Sequence[NewSnapshot],
+                         moment: contextlib.AbstractContextManager[None]
+                         = contextlib.nullcontext()) -> None:
+        """Make snapshots of logical volumes, which may be written meanwhile:
+        what was answered before is in one, what begins later is not.
 
         A thick one has as much space as its origin, so it is never full.
 
-        :raises NotEnoughSpace: the group is too full
+        :param moment: entered when nothing else changes the group any more,
+            and left when the last of them is made
+        :raises NotEnoughSpace: the group is too full; some may be there
         """
 
     @abc.abstractmethod
@@ -396,6 +417,24 @@ class DeviceMapper(abc.ABC):
     @abc.abstractmethod
     def resume(self, name: str) -> None:
         """Let a node go on that was suspended, or was not."""
+
+    @abc.abstractmethod
+    def held(self, names: Sequence[str]
+             ) -> contextlib.AbstractContextManager[None]:
+        """Let nodes answer nothing while something is done, and no longer
+        than HOLD seconds; what is under way has ended before.
+
+        They go on whatever becomes of this process.
+
+        :raises NotHeld: they have gone on before it was done
+        :raises CommandFailed: they can't be suspended
+        """
+
+    @abc.abstractmethod
+    def abandoned(self) -> set[str]:
+        """Names of nodes of ours that are suspended and that nobody holds
+        any more.  No command.
+        """
 
     @abc.abstractmethod
     def message(self, name: str, text: str) -> None:

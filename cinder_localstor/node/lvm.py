@@ -7,8 +7,8 @@ volumes needs one call for all of them.
 """
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
-import glob
 import json
 import os
 import re
@@ -23,6 +23,7 @@ from cinder_localstor import exception
 from cinder_localstor.node import commands
 from cinder_localstor.node import interface
 from cinder_localstor.node import privileged
+from cinder_localstor.node import suspension
 from cinder_localstor.node import udev
 
 LOG = logging.getLogger(__name__)
@@ -30,7 +31,6 @@ LOG = logging.getLogger(__name__)
 # Which LVM locks for a command that changes the group (lvm.conf(5),
 # global/locking_dir)
 LOCK_FILE = '/run/lock/lvm/V_%s'
-DEVICES = '/sys/block/dm-*/dm'
 # A logical volume's name as device-mapper has it, without the group's, and
 # what LVM calls a part or a layer of it
 MAPPED = re.compile(r'(?P<volume>(?:[^-]|--)+?)(?:_t(?:data|meta))?'
@@ -469,8 +469,17 @@ class LVMVolumeGroup(interface.VolumeGroup):
             return True
         return False
 
-    def create_snapshot(self, name: str, origin: str, tags: frozenset[str]
-                        ) -> None:
+    def create_snapshots(self, wanted: Sequence[interface.NewSnapshot],
+                         moment: contextlib.AbstractContextManager[None]
+                         = contextlib.nullcontext()) -> None:
+        with lockutils.lock(self._lock):
+            with moment:
+                for snapshot in wanted:
+                    self._create_snapshot(snapshot)
+            self._flush()
+
+    def _create_snapshot(self, wanted: interface.NewSnapshot) -> None:
+        name, origin, tags = wanted
         arguments = ['lvcreate', '--yes', *UNMONITORED, '--snapshot',
                      '--name', name]
         for tag in sorted(tags):
@@ -478,18 +487,16 @@ class LVMVolumeGroup(interface.VolumeGroup):
         # LVM activates no thin snapshot by itself, unless told so.
         arguments += (['--setactivationskip', 'n'] if self.thin else
                       ['--extents', WHOLE_ORIGIN, '--chunksize', CHUNK])
-        with lockutils.lock(self._lock):
-            try:
-                self._run(*arguments, '%s/%s' % (self.name, origin))
-            except exception.CommandTimedOut:
+        try:
+            self._run(*arguments, '%s/%s' % (self.name, origin))
+        except exception.CommandTimedOut:
+            raise
+        except exception.CommandFailed as error:
+            report = self._report()
+            if name not in report or report[name]['origin'] != origin:
+                if origin in report:
+                    self._complain(error, name, report[origin]['size'])
                 raise
-            except exception.CommandFailed as error:
-                report = self._report()
-                if name not in report or report[name]['origin'] != origin:
-                    if origin in report:
-                        self._complain(error, name, report[origin]['size'])
-                    raise
-            self._flush()
 
     def split_snapshot(self, name: str) -> None:
         with lockutils.lock(self._lock):
@@ -614,14 +621,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
     def suspended(self) -> set[str]:
         prefix = self.mapped_name('')
         found = set()
-        for directory in glob.glob(DEVICES):
-            try:
-                if _read(directory, 'suspended') != '1':
-                    continue
-                name, uuid = (_read(directory, 'name'),
-                              _read(directory, 'uuid'))
-            except OSError:
-                continue  # it has just gone
+        for name, uuid in suspension.suspended().items():
             match = MAPPED.fullmatch(name.removeprefix(prefix))
             if uuid.startswith('LVM-') and name.startswith(prefix) and match:
                 found.add(match['volume'].replace('--', '-'))
@@ -656,11 +656,6 @@ class LVMVolumeGroup(interface.VolumeGroup):
 def gibibytes(size: int) -> str:
     """Bytes for a reader."""
     return '%.2f GiB' % (size / units.Gi)
-
-
-def _read(directory: str, name: str) -> str:
-    with open(os.path.join(directory, name)) as file:
-        return file.read().strip()
 
 
 def _logical_block_size(disk: str) -> int:

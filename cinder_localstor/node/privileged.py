@@ -12,16 +12,21 @@ lvm raises its priority while devices are suspended.
 from collections.abc import Callable
 import fcntl
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from typing import cast
+from typing import IO
 from typing import NamedTuple
 
 from oslo_privsep import capabilities
 from oslo_privsep import priv_context
+
+from cinder_localstor.node import suspension
 
 CONTEXT = priv_context.PrivContext(
     'cinder_localstor',
@@ -56,6 +61,11 @@ RUNTIME = '/run/localstor'
 # systemd(1) runs here if this is there, see sd_booted(3).
 SYSTEMD = '/run/systemd/system'
 
+GUARD = [sys.executable, suspension.__file__]
+# Guards by their process ids.  Each ends with this process: it has the other
+# end of their input.
+_guards: dict[int, subprocess.Popen[str]] = {}
+
 # Bytes of a file or a device that are written at once
 CHUNK = 1 << 20
 
@@ -79,13 +89,7 @@ def run(arguments: list[str], timeout: float) -> tuple[int, str, str]:
 
 
 def _run(arguments: list[str], timeout: float) -> tuple[int, str, str]:
-    process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               env={'PATH': _path(),
-                                    'LC_ALL': 'C',
-                                    'LVM_SUPPRESS_FD_WARNINGS': '1'},
-                               start_new_session=True, text=True,
-                               errors='replace')
+    process = _start(arguments, subprocess.DEVNULL)
     try:
         out, err = process.communicate(timeout=timeout)
         return process.returncode, out, err
@@ -94,6 +98,16 @@ def _run(arguments: list[str], timeout: float) -> tuple[int, str, str]:
             return _ask_to_end(process)
         _kill(process)
         return TIMED_OUT, '', ''
+
+
+def _start(arguments: list[str], stdin: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(arguments, stdin=stdin, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE,
+                            env={'PATH': _path(),
+                                 'LC_ALL': 'C',
+                                 'LVM_SUPPRESS_FD_WARNINGS': '1'},
+                            start_new_session=True, text=True,
+                            errors='replace')
 
 
 def _ask_to_end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -172,6 +186,11 @@ def lock_holder(path: str) -> tuple[int, str, float] | None:
     return pids[0], command, time.time() - found.st_mtime
 
 
+def suspension_lock() -> str:
+    """The file that a guard has locked as long as it lives."""
+    return os.path.join(RUNTIME, 'suspension')
+
+
 def runtime_directory(copy: str) -> str:
     """Where the helper of a copy is found."""
     return os.path.join(RUNTIME, os.path.basename(copy))
@@ -181,13 +200,58 @@ def runtime_directory(copy: str) -> str:
 def start_hydrator(copy: str, arguments: list[str], timeout: float
                    ) -> tuple[int, str, str]:
     """Start the helper of a copy in the background, as :func:`run` does."""
-    # systemd ends what is in the scope of cinder-volume with it.
-    scope = (['systemd-run', '--quiet', '--scope', '--collect']
-             if os.path.isdir(SYSTEMD) else [])
-    return _run([*scope, HYDRATOR, 'run', '--detach',
+    return _run([*_scope(), HYDRATOR, 'run', '--detach',
                  '--runtime', runtime_directory(copy),
                  '--marks', os.path.join(RUNTIME, 'devices'), *arguments],
                 timeout)
+
+
+def _scope() -> list[str]:
+    """Before a command: it outlives whoever has started it."""
+    # systemd ends what is in the scope of cinder-volume with it.
+    return (['systemd-run', '--quiet', '--scope', '--collect']
+            if os.path.isdir(SYSTEMD) else [])
+
+
+@CONTEXT.entrypoint
+def hold(names: list[str], seconds: float, timeout: float
+         ) -> tuple[int, str, str]:
+    """Suspend device-mapper nodes, as :func:`run` does; the output is the
+    process id of their guard (:mod:`cinder_localstor.node.suspension`).
+
+    :param seconds: after which they go on, whatever happens
+    :param timeout: seconds that it may take to suspend them
+    """
+    os.makedirs(RUNTIME, exist_ok=True)
+    guard = _start([*_scope(), *GUARD, suspension_lock(), str(seconds),
+                    *names], subprocess.PIPE)
+    told = cast(IO[str], guard.stdout)
+    if (select.select([told], [], [], timeout)[0]
+            and told.readline() == suspension.HELD):
+        _guards[guard.pid] = guard
+        return 0, str(guard.pid), ''
+    return _dismiss(guard, timeout)
+
+
+@CONTEXT.entrypoint
+def let_go(guard: int, timeout: float) -> tuple[int, str, str]:
+    """Let the nodes of a guard go on; its exit status is 0 if it has held
+    them until now.
+
+    :param timeout: seconds to wait for it
+    """
+    return _dismiss(_guards.pop(guard), timeout)
+
+
+def _dismiss(guard: subprocess.Popen[str], timeout: float
+             ) -> tuple[int, str, str]:
+    try:
+        # Closes its input.
+        _out, err = guard.communicate(timeout=timeout)
+        return guard.returncode, '', err
+    except subprocess.TimeoutExpired:
+        _wait_later(guard.communicate)
+        return TIMED_OUT, '', ''
 
 
 @CONTEXT.entrypoint

@@ -12,7 +12,9 @@ sessions) and what it leaves is not (logical volumes and their content).
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -72,6 +74,7 @@ class Faults:
     :ivar choose: asked at each call that is not planned, by host and name,
         whether and how it goes wrong
     :ivar observe: called after each call
+    :ivar hang: what happens on the node while a call hangs
     """
 
     def __init__(self, host: str) -> None:
@@ -82,6 +85,7 @@ class Faults:
             lambda _host, _name: None)
         self.observe: Callable[[str, str], None] = (
             lambda _host, _name: None)
+        self.hang: Callable[[], None] = lambda: None
         self._counts: dict[str, int] = {}
 
     def forget(self) -> None:
@@ -102,6 +106,7 @@ class Faults:
         if fault in (Fault.CRASH, Fault.CRASH_AFTER):
             raise Crash(self.host, name)
         if fault in (Fault.HANG, Fault.HANG_AFTER):
+            self.hang()
             raise exception.CommandTimedOut(command=name, host=self.host,
                                             seconds=60)
         raise exception.CommandFailed(command=name, host=self.host,
@@ -281,6 +286,13 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
             self.disks[name].tables = TABLES
             self.disks[name].size += TABLES
 
+    def create_snapshots(self, wanted: Sequence[interface.NewSnapshot],
+                         moment: contextlib.AbstractContextManager[None]
+                         = contextlib.nullcontext()) -> None:
+        with moment:
+            for snapshot in wanted:
+                self.create_snapshot(*snapshot)
+
     @_fallible
     def split_snapshot(self, name: str) -> None:
         if name in self.disks:
@@ -422,6 +434,8 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         self._node = node
         self.faults = faults
         self.nodes: dict[str, Mapped] = {}
+        # What a guard holds at the moment
+        self.holds: set[str] = set()
 
     def check_target(self, target: str) -> None:
         pass
@@ -535,6 +549,42 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         node = self.nodes[name]
         self._arrival(node.table[0]).flush()
         node.suspended = True
+
+    @contextlib.contextmanager
+    def held(self, names: Sequence[str]) -> Iterator[None]:
+        try:
+            self._hold(names)
+            yield
+            self._check_held(names)
+        finally:
+            # The guard, which outlives the process
+            self.let_all_go()
+
+    @_fallible
+    def _hold(self, names: Sequence[str]) -> None:
+        assert not self.holds, 'two guards at once'
+        for name in names:
+            assert name in self.nodes, 'No such device'
+            self.nodes[name].suspended = True
+            self.holds.add(name)
+            self.faults.observe(self.faults.host, 'suspend ' + name)
+
+    @_fallible
+    def _check_held(self, names: Sequence[str]) -> None:
+        if not self.holds.issuperset(names):
+            raise exception.NotHeld(names=', '.join(names),
+                                    host=self.faults.host,
+                                    seconds=interface.HOLD)
+
+    def let_all_go(self) -> None:
+        """What the guard does when its time is over."""
+        for name in self.holds:
+            self.nodes[name].suspended = False
+        self.holds.clear()
+
+    def abandoned(self) -> set[str]:
+        return {name for name, node in self.nodes.items()
+                if node.suspended and name not in self.holds}
 
     @_fallible
     def resume(self, name: str) -> None:
@@ -911,6 +961,7 @@ class SimulatedNode:
         self.remote = SimulatedRemoteTarget(self, self.faults)
         self.initiator = SimulatedInitiator(network, self.faults)
         self.hydrators = SimulatedHydrators(self, self.faults)
+        self.faults.hang = self.device_mapper.let_all_go
         network[host] = self
 
     def cut_power(self, survives: Callable[[], bool] = lambda: False
@@ -919,6 +970,7 @@ class SimulatedNode:
         for disk in self.volumes.disks.values():
             disk.lose_cache(survives)
         self.device_mapper.nodes.clear()
+        self.device_mapper.holds.clear()
         self.hydrators.processes.clear()
         for export, _device in self.target.exports.values():
             for node in self.initiator.network.values():

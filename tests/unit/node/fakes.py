@@ -32,6 +32,13 @@ class FakeCommands:
         assert arguments[0] in privileged.PROGRAMS, arguments
         return self.reply(' '.join(arguments))
 
+    def hold(self, names, seconds):
+        self.reply('hold %s %d' % (' '.join(names), seconds))
+        return 4711
+
+    def let_go(self, guard):
+        self.reply('let go %d' % guard)
+
     def reply(self, line):
         self.ran.append(line)
         for words, answers in reversed(self._answers.items()):

@@ -55,3 +55,41 @@ class CommandsTest(unittest.TestCase):
             self.command.run('dmsetup', 'info', timeout=7)
         for part in ('dmsetup info', '7 seconds'):
             self.assertIn(part, str(caught.exception))
+
+
+class GuardTest(unittest.TestCase):
+    """Nodes that are suspended."""
+
+    def setUp(self):
+        self.command = commands.Commands(60)
+        self.answers = {'hold': (0, '4711', ''), 'let_go': (0, '', '')}
+        self.asked = []
+        for name in self.answers:
+            patched = mock.patch.object(privileged, name, self.answer(name))
+            patched.start()
+            self.addCleanup(patched.stop)
+
+    def answer(self, name):
+        def ask(*arguments):
+            self.asked.append((name, *arguments))
+            return self.answers[name]
+        return ask
+
+    def test_guard_is_known_by_its_process(self):
+        guard = self.command.hold(('a', 'b'), 20)
+        self.command.let_go(guard)
+        self.assertEqual([('hold', ['a', 'b'], 20, 60), ('let_go', 4711, 60)],
+                         self.asked)
+
+    def test_failure_names_the_nodes(self):
+        self.answers['hold'] = (4, '', 'Device b not found')
+        with self.assertRaises(exception.CommandFailed) as caught:
+            self.command.hold(['a', 'b'], 20)
+        for part in ('dmsetup suspend a b', 'not found'):
+            self.assertIn(part, str(caught.exception))
+
+    def test_guard_that_was_early_or_does_not_end_is_a_failure(self):
+        for status in (3, privileged.TIMED_OUT):
+            self.answers['let_go'] = (status, '', 'the time was over')
+            self.assertRaises(exception.CommandFailed, self.command.let_go,
+                              4711)

@@ -278,6 +278,87 @@ class MakeReadOnlyTest(DmsetupTestCase):
                          self.command.ran)
 
 
+class HeldTest(DmsetupTestCase):
+    """Nodes that answer nothing while something is done."""
+
+    HOLD = 'hold a b %d' % interface.HOLD
+
+    def setUp(self):
+        super().setUp()
+        self.suspended = {'a': 'LOCALSTOR-a', 'b': 'LOCALSTOR-b'}
+        self.holder = None
+        for what, answer in (
+                ('suspension.suspended', lambda: self.suspended),
+                ('privileged.lock_holder', lambda _path: self.holder)):
+            patched = mock.patch('cinder_localstor.node.' + what, new=answer)
+            patched.start()
+            self.addCleanup(patched.stop)
+
+    def hold(self, work=lambda: None):
+        with self.mapper.held(['a', 'b']):
+            work()
+
+    def assert_not_held(self, *parts, work=lambda: None):
+        with self.assertRaises(exception.NotHeld) as caught:
+            self.hold(work)
+        for part in parts:
+            self.assertIn(part, str(caught.exception))
+
+    def test_work_is_done_while_they_are(self):
+        self.hold(lambda: self.command.reply('work'))
+        self.assertEqual([self.HOLD, 'work', 'let go 4711'],
+                         self.command.ran)
+
+    def test_nothing_is_done_where_they_can_not_be(self):
+        self.command.fail('hold', 'b not found')
+        with self.assertRaises(exception.CommandFailed):
+            self.hold(self.fail)
+        self.assertEqual([self.HOLD], self.command.ran)
+
+    def test_work_that_fails_lets_them_go_on(self):
+        with self.assertRaises(ZeroDivisionError):
+            self.hold(lambda: 1 / 0)
+        self.assertEqual('let go 4711', self.command.ran[-1])
+
+    def test_failure_of_the_work_is_what_is_told(self):
+        self.command.fail('let go', 'the time was over')
+        with self.assertRaises(ZeroDivisionError):
+            self.hold(lambda: 1 / 0)
+
+    def test_time_that_was_over_before_is_told(self):
+        for answer in (self.command.fail, lambda words, _reason:
+                       self.command.hang(words)):
+            answer('let go', 'the time was over')
+            self.assert_not_held('a, b', 'node1')
+
+    def test_one_that_somebody_has_resumed_is_told(self):
+        # The guard, which does not know, held them to the end.
+        self.assert_not_held('node1, b could', work=lambda: (
+            self.suspended.pop('b')))
+        self.assertEqual('let go 4711', self.command.ran[-1])
+
+    def test_those_of_a_guard_that_lives_are_not_abandoned(self):
+        self.holder = (4711, 'guard', 1)
+        self.assertEqual(set(), self.mapper.abandoned())
+
+    def test_those_of_one_that_is_no_more_are(self):
+        self.suspended['disks-x'] = 'LVM-x'
+        self.assertEqual({'a', 'b'}, self.mapper.abandoned())
+
+    def test_those_that_a_guard_has_let_go_meanwhile_are_not(self):
+        with mock.patch('cinder_localstor.node.privileged.lock_holder',
+                        side_effect=lambda _path: self.suspended.pop('a') and
+                        None):
+            self.assertEqual({'b'}, self.mapper.abandoned())
+
+    def test_nobody_is_asked_where_nothing_is_suspended(self):
+        self.suspended = {'disks-x': 'LVM-x'}
+        with mock.patch('cinder_localstor.node.privileged.lock_holder'
+                        ) as asked:
+            self.assertEqual(set(), self.mapper.abandoned())
+        asked.assert_not_called()
+
+
 @ddt.ddt
 @mock.patch('time.sleep', new=mock.Mock())
 class RemoveTest(DmsetupTestCase):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import contextlib
 import json
 import os
 from unittest import mock
@@ -9,6 +10,7 @@ import fixtures
 from oslo_utils import units
 
 from cinder_localstor import exception
+from cinder_localstor.node import interface
 from cinder_localstor.node import lvm
 from tests.unit import base
 from tests.unit.node import fakes
@@ -221,6 +223,39 @@ class ThickTest(GroupTestCase):
             '--snapshot --name _snapshot-1 --addtag a=1 --addtag b=2 '
             '--extents 100%ORIGIN --chunksize 64k disks/volume-1'],
             self.command.ran)
+
+    def moment(self):
+        @contextlib.contextmanager
+        def entered():
+            self.command.reply('begin')
+            yield
+            self.command.reply('end')
+        return entered()
+
+    def wanted(self):
+        return [interface.NewSnapshot('_snapshot-%d' % number,
+                                      'volume-%d' % number, frozenset())
+                for number in (1, 2)]
+
+    def test_moment_is_that_of_the_commands_and_no_longer(self):
+        with (mock.patch.object(self.group, '_flush', side_effect=lambda: (
+                self.command.reply('flush'))),
+              mock.patch('oslo_concurrency.lockutils.lock') as lock):
+            lock.return_value.__enter__.side_effect = lambda: (
+                self.command.reply('lock'))
+            self.group.create_snapshots(self.wanted(), self.moment())
+        self.assertEqual(
+            ['lock', 'begin', 'lvcreate', 'lvcreate', 'end', 'flush'],
+            [line.split()[0] for line in self.command.ran])
+
+    def test_failure_ends_the_moment(self):
+        self.command.fail('lvcreate', 'no')
+        moment = mock.MagicMock()
+        moment.__exit__.return_value = False
+        self.assertRaises(exception.CommandFailed,
+                          self.group.create_snapshots, self.wanted(), moment)
+        moment.__exit__.assert_called_once()
+        self.assertEqual(1, len(self.command.ran_of('lvcreate')))
 
     def exists(self, *rows):
         self.command.fail('lvcreate', 'Logical Volume "_snapshot-1" already '
@@ -539,7 +574,7 @@ class SuspendedTest(GroupTestCase):
     def setUp(self):
         super().setUp()
         self.directory = self.useFixture(fixtures.TempDir()).path
-        self.patch('cinder_localstor.node.lvm.DEVICES',
+        self.patch('cinder_localstor.node.suspension.NODES',
                    os.path.join(self.directory, '*'))
 
     def device(self, name, suspended=True, uuid='LVM-x'):

@@ -2,9 +2,11 @@
 
 import fcntl
 import os
+import signal
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -15,6 +17,7 @@ import ddt
 from eventlet import patcher
 
 from cinder_localstor.node import privileged
+from cinder_localstor.node import suspension
 
 ZERO = b'\0'
 
@@ -233,6 +236,203 @@ class LockTest(PrivilegedTestCase):
         time.sleep(0.2)
         self.assertEqual(os.getpid(), privileged.lock_holder(
             self.path('V_disks'))[0])
+
+
+GUARD = """
+import sys
+from cinder_localstor.node import suspension
+suspension.NODES = sys.argv[1]
+sys.exit(suspension.main(*sys.argv[2:]))
+"""
+# A service that suspends nodes and does nothing else
+SERVICE = """
+import sys, time
+from cinder_localstor.node import privileged
+from cinder_localstor.node import suspension
+privileged.CONTEXT.set_client_mode(False)
+privileged.RUNTIME, *privileged.GUARD = sys.argv[1:6]
+print(privileged.hold(['a', 'b'], 60, 10)[0], flush=True)
+time.sleep(60)
+"""
+# Nodes are directories as in sysfs; a file 'hangs' or 'fails' is for the
+# commands to come.
+DMSETUP = """
+command=$1
+shift
+for name; do
+    case $name in -*) continue;; esac
+    [ -e $name/$command-hangs ] && exec sleep 60
+    [ -e $name ] || { echo "Device $name not found" >&2; exit 1; }
+    rm $name/$command-fails 2>/dev/null && exit 1
+    case $command in suspend) new=1;; resume) new=0;; esac
+    echo $new >$name/suspended
+    echo $command $name >>log
+done
+"""
+
+
+class GuardTest(PrivilegedTestCase):
+    """Nodes that are suspended, by the guard as a process."""
+
+    def setUp(self):
+        super().setUp()
+        self.nodes = self.path('nodes')
+        self.program('dmsetup', 'cd %s\n%s' % (self.nodes, DMSETUP))
+        for name in ('a', 'b'):
+            os.makedirs(self.path('nodes/' + name))
+            for field, value in (('name', name), ('suspended', '0'),
+                                 ('uuid', 'LOCALSTOR-' + name)):
+                self.write(name, field, value)
+        self.guard = [sys.executable, '-c', GUARD, self.nodes + '/*']
+        for name, value in (
+                ('GUARD', self.guard), ('select', patcher.original('select')),
+                ('RUNTIME', self.path('run')),
+                ('SYSTEMD', self.path('systemd'))):
+            patched = mock.patch.object(privileged, name, value)
+            patched.start()
+            self.addCleanup(patched.stop)
+        nodes = mock.patch.object(suspension, 'NODES', self.nodes + '/*')
+        nodes.start()
+        self.addCleanup(nodes.stop)
+
+    def write(self, name, field, value=''):
+        with open(os.path.join(self.nodes, name, field), 'w') as file:
+            file.write(value)
+
+    def suspended(self):
+        return set(suspension.suspended())
+
+    def log(self):
+        with open(os.path.join(self.nodes, 'log')) as file:
+            return file.read().splitlines()
+
+    def hold(self, seconds=60, timeout=10, names=('a', 'b')):
+        """The process id of a guard."""
+        status, out, err = privileged.hold(list(names), seconds, timeout)
+        self.assertEqual((0, ''), (status, err))
+        self.addCleanup(self.end, int(out))
+        return int(out)
+
+    @staticmethod
+    def end(guard):
+        if guard in privileged._guards:
+            privileged.let_go(guard, 10)
+
+    def wait_until(self, condition):
+        for _try in range(200):
+            if condition():
+                return
+            time.sleep(0.05)
+        self.fail('waited in vain')
+
+    def holder(self):
+        return privileged.lock_holder(privileged.suspension_lock())
+
+    def test_nodes_are_held_until_they_are_let_go(self):
+        guard = self.hold()
+        self.assertEqual({'a', 'b'}, self.suspended())
+        self.assertEqual(guard, self.holder()[0])
+        self.assertEqual((0, '', ''), privileged.let_go(guard, 10))
+        self.assertEqual(set(), self.suspended())
+        self.assertIsNone(self.holder())
+        self.assertEqual({}, privileged._guards)
+
+    def test_it_has_a_session_of_its_own_and_is_not_told_to_end(self):
+        guard = self.hold()
+        self.assertEqual(guard, os.getsid(guard))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(guard, number)
+        self.assertEqual({'a', 'b'}, self.suspended())
+        self.assertEqual((0, '', ''), privileged.let_go(guard, 10))
+
+    def test_it_has_a_scope_of_its_own_where_systemd_runs(self):
+        os.mkdir(self.path('systemd'))
+        self.program('systemd-run', 'echo "$*" >%s; shift 3; exec "$@"'
+                     % self.path('scope'))
+        self.hold()
+        with open(self.path('scope')) as file:
+            self.assertIn('--quiet --scope --collect ' + sys.executable,
+                          file.read())
+
+    def test_they_go_on_when_the_time_is_over_and_that_is_told(self):
+        guard = self.hold(seconds=0.5)
+        self.wait_until(lambda: not self.suspended())
+        self.assertEqual(suspension.EARLY, privileged.let_go(guard, 10)[0])
+
+    def test_they_go_on_when_who_has_suspended_them_is_killed(self):
+        service = subprocess.Popen(
+            [sys.executable, '-c', SERVICE, self.path('run'), *self.guard],
+            stdout=subprocess.PIPE, text=True)
+        self.addCleanup(service.stdout.close)
+        self.addCleanup(service.wait)
+        self.assertEqual('0\n', service.stdout.readline())
+        self.assertEqual({'a', 'b'}, self.suspended())
+        service.kill()
+        self.wait_until(lambda: not self.suspended())
+        self.wait_until(lambda: not self.holder())
+
+    def test_one_that_is_no_node_lets_the_others_go_on(self):
+        status, _out, err = privileged.hold(['a', 'absent'], 60, 10)
+        self.assertEqual(suspension.FAILED, status)
+        self.assertIn('absent not found', err)
+        self.assertEqual((set(), ['suspend a', 'resume a']),
+                         (self.suspended(), self.log()))
+
+    def test_one_that_can_not_be_suspended_lets_the_others_go_on(self):
+        self.write('b', 'suspend-hangs')
+        status, _out, _err = privileged.hold(['a', 'b'], 0.5, 10)
+        self.assertEqual(suspension.EARLY, status)
+        self.assertEqual((set(), ['suspend a', 'resume a']),
+                         (self.suspended(), self.log()))
+
+    def test_who_waits_no_longer_lets_them_go_on(self):
+        self.write('b', 'suspend-hangs')
+        self.assertNotEqual(0, privileged.hold(['a', 'b'], 60, 1)[0])
+        self.assertEqual(set(), self.suspended())
+
+    def test_resuming_is_tried_until_it_works(self):
+        guard = self.hold()
+        self.write('a', 'resume-fails')
+        self.assertEqual(0, privileged.let_go(guard, 10)[0])
+        self.assertEqual(set(), self.suspended())
+
+    def test_so_it_is_where_no_program_can_be_started_at_the_moment(self):
+        # Nor is the machine's own found.
+        with mock.patch.dict('os.environ', {'PATH': self.directory}):
+            guard = self.hold()
+        os.rename(self.path('dmsetup'), self.path('away'))
+        self.assertEqual(privileged.TIMED_OUT,
+                         privileged.let_go(guard, 0.5)[0])
+        self.assertEqual({'a', 'b'}, self.suspended())
+        os.rename(self.path('away'), self.path('dmsetup'))
+        self.wait_until(lambda: not self.suspended())
+
+    def test_one_that_hangs_keeps_the_others_from_nothing(self):
+        guard = self.hold()
+        self.write('a', 'resume-hangs')
+        self.assertEqual(privileged.TIMED_OUT,
+                         privileged.let_go(guard, 1)[0])
+        self.assertEqual({'a'}, self.suspended())
+        os.killpg(guard, signal.SIGKILL)
+
+    def test_second_guard_waits_for_the_first(self):
+        first = self.hold(names=['a'])
+        second = privileged.threading.Thread(
+            target=lambda: self.hold(names=['b']))
+        second.start()
+        time.sleep(0.5)
+        self.assertEqual({'a'}, self.suspended())
+        privileged.let_go(first, 10)
+        second.join()
+        self.assertEqual(['suspend a', 'resume a', 'suspend b'], self.log())
+
+    def test_one_that_nobody_waits_for_any_more_suspends_nothing(self):
+        first = self.hold(names=['a'])
+        self.assertEqual(privileged.TIMED_OUT,
+                         privileged.hold(['b'], 60, 0.5)[0])
+        privileged.let_go(first, 10)
+        self.wait_until(lambda: not self.holder())
+        self.assertEqual(['suspend a', 'resume a'], self.log())
 
 
 class HydratorTest(PrivilegedTestCase):
