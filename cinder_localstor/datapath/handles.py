@@ -3,6 +3,7 @@
 
 from collections.abc import Container
 from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 
@@ -122,6 +123,35 @@ class Handles:
         """:raises HandleMissing: there is no handle"""
         if not self._node.device_mapper.exists(handle_name(name)):
             raise exception.HandleMissing(name=name)
+
+    def held(self, names: Sequence[str]
+             ) -> contextlib.AbstractContextManager[None]:
+        """Let nobody read or write some copies while something is done, see
+        :meth:`interface.DeviceMapper.held`.
+        """
+        return self._node.device_mapper.held(list(map(handle_name, names)))
+
+    def resume_abandoned(self) -> None:
+        """Let the handles go on that are suspended and that nobody holds.
+
+        Only if a guard was killed, too, are there any.
+        """
+        abandoned = self._node.device_mapper.abandoned()
+        if not abandoned:
+            return
+        for name in sorted(self._node.volumes.active_names()):
+            if handle_name(name) in abandoned:
+                self._resume(name)
+
+    def _resume(self, name: str) -> None:
+        LOG.warning('%s was left suspended by a process that is no more, and '
+                    'is resumed', handle_name(name))
+        try:
+            with self._lock(name):
+                self._node.device_mapper.resume(handle_name(name))
+        except exception.LocalStorException as error:
+            LOG.error('%(name)s stays suspended: %(error)s',
+                      {'name': handle_name(name), 'error': error})
 
     def check_answered(self, name: str) -> None:
         """:raises RequestsWait: requests wait for a source that is away"""

@@ -4,7 +4,10 @@
 A snapshot is a logical volume of the node that its volume was on then, and
 stays there.  LVM suspends the volume under its handle for a moment, so that
 what a guest was answered is in the snapshot, and what it asks for later is
-not; the handle needs no suspending of its own.
+not; the handle needs no suspending of its own.  Snapshots of several volumes
+are of one moment if all of their handles are suspended from before the first
+until after the last: then no write that any of them lacks has been answered
+before one that another has was begun.
 
 A thin snapshot needs nothing else.  A thick one has what its origin has
 changed since, and reads the rest there: the origin has to stay.
@@ -17,6 +20,7 @@ by then, with a copy of the map that says so, and an engine and a handle of its
 own.  What is missing it reads where its volume does, through a reader.
 """
 
+from collections.abc import Mapping
 import contextlib
 from typing import Any
 
@@ -65,14 +69,46 @@ class Snapshots:
         """
         if self._volumes.is_active(snapshot.name):
             return
-        found = self._volumes.find(name)
-        if copies.Label(found.tags).move_id:
-            raise exception.StillArrives(name=name,
-                                         volume_id=snapshot.volume_id)
+        self._check_whole(snapshot, self._volumes.find(name))
         self._check_space(snapshot.name)
-        self._volumes.create_snapshot(snapshot.name, name, transfer.tags(
+        self._volumes.create_snapshots([self._wanted(snapshot, name)])
+
+    def create_together(self, of: Mapping[str, copies.Copy]) -> None:
+        """Make snapshots of copies that have all of their content, and all
+        of the same moment.  Guests wait as long as that takes.
+
+        :param of: the snapshots by the names of these copies
+        :raises NotHeld: they are not of one moment; some may be there
+        :raises AlreadyThere: one is of another moment
+        :raises: what :meth:`create` raises; some may be there
+        """
+        found = self._volumes.logical_volumes()
+        for name, snapshot in of.items():
+            if snapshot.name in found:
+                raise exception.AlreadyThere(name=snapshot.name,
+                                             volume_id=snapshot.volume_id)
+            self._handles.check_there(name)
+            self._check_whole(snapshot, found[name])
+        self._check_space(', '.join(sorted(
+            snapshot.name for snapshot in of.values())))
+        self._volumes.create_snapshots(
+            [self._wanted(snapshot, name) for name, snapshot in of.items()],
+            self._handles.held(list(of)))
+
+    @staticmethod
+    def _wanted(snapshot: copies.Copy, name: str) -> interface.NewSnapshot:
+        return interface.NewSnapshot(snapshot.name, name, transfer.tags(
             volume=snapshot.volume_id, snapshot=snapshot.snapshot_id or None,
             generation=snapshot.generation))
+
+    @staticmethod
+    def _check_whole(snapshot: copies.Copy, of: interface.LogicalVolume
+                     ) -> None:
+        """:raises StillArrives: what it is of has not got all of its content
+        """
+        if copies.Label(of.tags).move_id:
+            raise exception.StillArrives(name=of.name,
+                                         volume_id=snapshot.volume_id)
 
     def arrives(self, name: str) -> bool:
         """Whether some of a snapshot is still elsewhere.

@@ -314,6 +314,7 @@ class LocalStorDriver(driver.VolumeDriver):
                 'thick_provisioning_support': not capacity.thin,
                 'total_volumes': capacity.volumes,
                 'multiattach': True,
+                'consistent_group_snapshot_enabled': True,
                 'QoS_support': False,
                 'online_extend_support':
                     self.configuration.localstor_online_extend,
@@ -340,6 +341,50 @@ class LocalStorDriver(driver.VolumeDriver):
         for volume in add_volumes or ():
             self._gate.check(ctxt, volume.id, gate.Operation.GROUP)
         return None, None, None
+
+    def create_group_snapshot(
+            self, ctxt: context.RequestContext,
+            group_snapshot: objects.GroupSnapshot,
+            snapshots: objects.SnapshotList
+    ) -> tuple[dict[str, str], list[dict[str, Any]]]:
+        """Take snapshots of one moment of all volumes of a group.
+
+        Where the group's type does not want that, Cinder takes one after the
+        other.
+        """
+        if not volume_utils.is_group_a_cg_snapshot_type(group_snapshot):
+            raise NotImplementedError
+        ctxt = context.get_admin_context()
+        with (self._unfinished.under_way(group_snapshot.id),
+              self._group_snapshot_told(snapshots)):
+            places = self._service.keeper.create_together(ctxt, snapshots)
+        status = fields.SnapshotStatus.AVAILABLE
+        return {'status': status}, [
+            {'id': snapshot_id, 'status': status, **place}
+            for snapshot_id, place in places.items()]
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _group_snapshot_told(snapshots: objects.SnapshotList
+                             ) -> Iterator[None]:
+        """Tell the users of snapshots that none of them was taken.
+
+        Cinder does that only for those of no group.
+        """
+        with contextlib.ExitStack() as users:
+            for snapshot in snapshots:
+                users.enter_context(messages.told(
+                    snapshot, message_field.Action.SNAPSHOT_CREATE,
+                    message_field.Detail.SNAPSHOT_CREATE_ERROR,
+                    lambda: True))
+            try:
+                yield
+            except cinder_exception.CinderException:
+                raise
+            except Exception as error:
+                # Cinder would leave the group as it is, or, by
+                # NotImplementedError, take one after the other.
+                raise exception.LocalStorException(reason=error) from error
 
     def get_backup_device(self, ctxt: context.RequestContext,
                           backup: objects.Backup) -> tuple[Any, bool]:
@@ -372,7 +417,7 @@ class LocalStorDriver(driver.VolumeDriver):
                            volume: objects.Volume, snapshot: objects.Snapshot
                            ) -> None:
         ctxt = context.get_admin_context()
-        with (self._unfinished.reverting(volume.id),
+        with (self._unfinished.under_way(volume.id),
               self._reverted_or_as_it_was(ctxt, volume)):
             present = objects.Volume.get_by_id(ctxt, volume.id)
             if present.provider_location:

@@ -16,6 +16,9 @@ A volume that was ``reverting`` is as it was before, or as its snapshot, and
 nothing in between.  It is ``available``, and so is the snapshot; if it is as
 it was, the user is told.
 
+A snapshot of a group that was being taken stays ``creating``, and so do those
+of its volumes.  They become ``error``: what there is of them is of no moment.
+
 A snapshot that was being deleted stays ``deleting``.  It becomes ``error``,
 and the user is told: whatever was done, it can be deleted again.
 
@@ -44,7 +47,9 @@ from cinder.db import models
 from cinder import exception as cinder_exception
 from cinder.message import message_field
 from cinder import objects
+from cinder.objects import fields
 from cinder import quota
+from cinder.volume import volume_utils
 from oslo_log import log as logging
 from oslo_utils import timeutils
 from oslo_utils import units
@@ -73,6 +78,8 @@ GIVEN_UP = 'extending'
 
 # Cinder's objects are registered after this module is imported.
 Managed: TypeAlias = 'objects.Volume | objects.Snapshot'
+Changed: TypeAlias = (
+    'objects.Volume | objects.Snapshot | objects.GroupSnapshot')
 Extend = Callable[[context.RequestContext, 'objects.Volume', int], None]
 
 
@@ -100,17 +107,21 @@ class Unfinished:
         self._volumes = volumes
         self._extend = extend
         self._custodian = keeps
-        # Ids of volumes that this process reverts
-        self._reverting: set[str] = set()
+        # Ids of volumes that this process reverts, and of snapshots of groups
+        # that it takes
+        self._under_way: set[str] = set()
 
     @contextlib.contextmanager
-    def reverting(self, volume_id: str) -> Iterator[None]:
-        """Leave a volume to who reverts it, however long that takes."""
-        self._reverting.add(volume_id)
+    def under_way(self, what: str) -> Iterator[None]:
+        """Leave something to who works at it, however long that takes.
+
+        :param what: the id of a volume, or of a snapshot of a group
+        """
+        self._under_way.add(what)
         try:
             yield
         finally:
-            self._reverting.discard(volume_id)
+            self._under_way.discard(what)
 
     def settle(self, ctxt: context.RequestContext) -> None:
         """Settle what there is; what can't be yet is left for the next look.
@@ -121,7 +132,7 @@ class Unfinished:
             if volume.migration_status in gate.MIGRATION_OVER:
                 self._rest(volume)
         for volume in self._stale(ctxt, 'reverting'):
-            if volume.id not in self._reverting:
+            if volume.id not in self._under_way:
                 self._settle_revert(ctxt, volume)
         # Whoever has settled the volume may have died before this.
         for snapshot in self._stale_snapshots(ctxt, 'restoring'):
@@ -136,6 +147,9 @@ class Unfinished:
             # Those of a volume that is deleted with them wait for each other.
             if snapshot.volume.status != 'deleting':
                 self._break_off_deletion(snapshot)
+        for taken in self._stale_group_snapshots(ctxt):
+            if taken.id not in self._under_way:
+                self._break_off_group_snapshot(taken)
         for status in ('creating', custodian.UNMANAGING):
             for snapshot in self._stale_snapshots(ctxt, status):
                 self._settle_managing(
@@ -177,6 +191,15 @@ class Unfinished:
         messages.tell(snapshot, message_field.Action.SNAPSHOT_DELETE,
                       message_field.Detail.SNAPSHOT_DELETE_ERROR)
 
+    @staticmethod
+    def _break_off_group_snapshot(taken: objects.GroupSnapshot) -> None:
+        LOG.warning('Snapshot %s of a group was being taken when the service '
+                    'ended. It holds no moment, and can be deleted', taken.id)
+        for what in (*taken.snapshots, taken):
+            if what.status == fields.SnapshotStatus.CREATING:
+                what.status = fields.SnapshotStatus.ERROR
+                what.save()
+
     def _settle_revert(self, ctxt: context.RequestContext,
                        volume: objects.Volume) -> None:
         reverted = rows.is_reverted(ctxt, volume.id)
@@ -199,6 +222,13 @@ class Unfinished:
         return [snapshot for snapshot in objects.SnapshotList.get_by_host(
             ctxt, self._host, filters={'status': status})
             if _changed_at(snapshot) < _long_ago()]
+
+    def _stale_group_snapshots(self, ctxt: context.RequestContext
+                               ) -> list[objects.GroupSnapshot]:
+        return [taken for taken in objects.GroupSnapshotList.get_all(
+            ctxt, filters={'status': fields.GroupSnapshotStatus.CREATING})
+            if volume_utils.extract_host(taken.host) == self._host
+            and _changed_at(taken) < _long_ago()]
 
     def _settle_extensions(self, ctxt: context.RequestContext,
                            extending: list[objects.Volume]) -> None:
@@ -330,7 +360,7 @@ class Unfinished:
             seconds=quota.CONF.reservation_expire) < timeutils.utcnow()
 
 
-def _changed_at(what: Managed) -> datetime.datetime:
+def _changed_at(what: Changed) -> datetime.datetime:
     """When a row has changed, UTC without a zone as the database has it."""
     return timeutils.normalize_time(what.updated_at or what.created_at)
 

@@ -47,6 +47,7 @@ class Operation(str, enum.Enum):
     MIGRATE = 'migrate it'
     RETYPE = 'retype it'
     GROUP = 'add it to a group'
+    GROUP_SNAPSHOT = 'take a snapshot of its group'
 
 
 class Answer(str, enum.Enum):
@@ -143,6 +144,10 @@ TABLE: dict[Operation, dict[str, Answer]] = {
     # A group is on one node.
     Operation.GROUP: _answers(
         _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
+        _YES, _DELETED),
+    # No other volume of the group waits meanwhile.
+    Operation.GROUP_SNAPSHOT: _answers(
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _MOVES, _MOVES, _YES, _YES,
         _YES, _DELETED),
 }
 

@@ -8,6 +8,9 @@ that the volume is on now.  So the snapshot's row says where it lies.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence
+import contextlib
+import operator
 
 from cinder import context
 from cinder import objects
@@ -85,12 +88,7 @@ class Keeper:
         """
         with self._gate.enter(ctxt, snapshot.volume_id,
                               gate.Operation.SNAPSHOT) as volume:
-            copy = copies.Copy(
-                host=self.host, name=rows.snapshot_copy_name(snapshot.id),
-                volume_id=volume.id, snapshot_id=snapshot.id,
-                generation=rows.generation_of(ctxt, volume.id),
-                size=volume.size * units.Gi, role=copies.Role.SNAPSHOT,
-                depends_on=self._snapshots.origin(self.host, volume.name))
+            copy = self._describe(ctxt, snapshot, volume)
             place = rows.record_place(ctxt, copy)
             arriving = self._copier.arriving(ctxt, volume)
             try:
@@ -105,6 +103,54 @@ class Keeper:
                     self._take_back(ctxt, copy)
         return place
 
+    def _describe(self, ctxt: context.RequestContext,
+                  snapshot: objects.Snapshot, volume: objects.Volume
+                  ) -> copies.Copy:
+        """What a snapshot will be.
+
+        :param volume: it is of, as it is now
+        """
+        return copies.Copy(
+            host=self.host, name=rows.snapshot_copy_name(snapshot.id),
+            volume_id=volume.id, snapshot_id=snapshot.id,
+            generation=rows.generation_of(ctxt, volume.id),
+            size=volume.size * units.Gi, role=copies.Role.SNAPSHOT,
+            depends_on=self._snapshots.origin(self.host, volume.name))
+
+    def create_together(self, ctxt: context.RequestContext,
+                        snapshots: Sequence[objects.Snapshot]
+                        ) -> dict[str, dict[str, str | None]]:
+        """Take snapshots of several volumes, all of one moment, or none.
+
+        :returns: the fields of their rows that say where they lie, by their
+            ids
+        :raises VolumeIsMoving: some of a volume is on another node
+        :raises VolumeElsewhere: all of it is
+        :raises NotHeld: the volumes went on before all snapshots were made
+        :raises NotEnoughSpace: the volume group or the pool is too full
+        """
+        with contextlib.ExitStack() as held:
+            of: dict[str, copies.Copy] = {}
+            # In one order, so that no two groups wait for each other
+            for snapshot in sorted(snapshots,
+                                   key=operator.attrgetter('volume_id')):
+                volume = held.enter_context(self._gate.enter(
+                    ctxt, snapshot.volume_id, gate.Operation.GROUP_SNAPSHOT))
+                of[volume.name] = self._describe(ctxt, snapshot, volume)
+            places = {copy.snapshot_id: rows.record_place(ctxt, copy)
+                      for copy in of.values()}
+            try:
+                self._snapshots.create_together(of)
+            except exception.AlreadyThere:
+                raise  # whoever made it has more to say of it
+            except Exception as error:
+                with excutils.save_and_reraise_exception():
+                    for copy in of.values():
+                        # One that was not made in its time may yet be.
+                        self._take_back(ctxt, copy, forget=not isinstance(
+                            error, exception.CommandTimedOut))
+        return places
+
     @staticmethod
     def _arriving(ctxt: context.RequestContext, volume_id: str,
                   snapshot_id: str) -> rows.Move | None:
@@ -113,14 +159,18 @@ class Keeper:
                      in rows.snapshots_arriving(ctxt, volume_id)
                      if move.transfer.snapshot_id == snapshot_id), None)
 
-    def _take_back(self, ctxt: context.RequestContext, snapshot: copies.Copy
-                   ) -> None:
-        """Let there be nothing of a snapshot that failed, if that can be."""
+    def _take_back(self, ctxt: context.RequestContext, snapshot: copies.Copy,
+                   forget: bool = True) -> None:
+        """Let there be nothing of a snapshot that failed, if that can be.
+
+        :param forget: where it lies, too
+        """
         try:
             if self._arriving(ctxt, snapshot.volume_id,
                               snapshot.snapshot_id) is None:
                 self._snapshots.delete(snapshot.name)
-            rows.forget_place(ctxt, snapshot.snapshot_id)
+            if forget:
+                rows.forget_place(ctxt, snapshot.snapshot_id)
         except Exception as error:
             LOG.error('What was made of %(name)s goes when the snapshot is '
                       'deleted: %(error)s',

@@ -79,12 +79,12 @@ def tell(what: objects.Volume | objects.Snapshot, action: Action,
 
 
 @contextlib.contextmanager
-def told(volume: objects.Volume, action: Action, otherwise: Detail,
-         when: Callable[[], bool]) -> Iterator[None]:
+def told(what: objects.Volume | objects.Snapshot, action: Action,
+         otherwise: Detail, when: Callable[[], bool]) -> Iterator[None]:
     """Let a user know of an error that is on its way to Cinder.
 
     :param otherwise: see :func:`detail_of`
-    :param when: whether a user waits for the volume, and nobody else tells
+    :param when: whether a user waits for it, and nobody else tells
     """
     try:
         yield
@@ -92,9 +92,9 @@ def told(volume: objects.Volume, action: Action, otherwise: Detail,
         with excutils.save_and_reraise_exception():
             try:
                 if when():
-                    tell(volume, action, detail_of(error, otherwise))
+                    tell(what, action, detail_of(error, otherwise))
             except Exception:
-                LOG.exception('The user of volume %s is not told', volume.id)
+                LOG.exception('The user of %s is not told', what.id)
 
 
 class Waiting:

@@ -38,6 +38,7 @@ class Recovery:
         again what arrives here, and to undo moves that were broken off.
         """
         ctxt = context.get_admin_context()
+        self._handles.resume_abandoned()
         found = registry.read(ctxt, self.host)
         self._thaw(found)
         rows.link(ctxt, found.moves)

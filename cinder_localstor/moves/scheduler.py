@@ -17,6 +17,7 @@ from oslo_utils import units
 from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engine
+from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import wipes
 from cinder_localstor import exception
 from cinder_localstor.moves import executor
@@ -72,6 +73,7 @@ class Scheduler:
         self._peers = peers
         self._configuration = configuration
         self._wipes = wipes.Wipes(node.volumes)
+        self._handles = handles.Handles(node)
         self._urgent = queues.Queue(URGENT_WORKERS, workers)
         self._slow = queues.Queue(SLOW_WORKERS, workers)
         self._wiping = queues.Queue(WIPERS, workers)
@@ -329,6 +331,7 @@ class Scheduler:
 
     def _resume_abandoned(self) -> None:
         try:
+            self._handles.resume_abandoned()
             for group in {self._node.volumes, self._node.metadata}:
                 group.resume_abandoned()
         except Exception as error:

@@ -251,9 +251,8 @@ class StatsTest(DriverTestCase):
         self.assertFalse(pool['QoS_support'])
         self.assertFalse(pool['thin_provisioning_support'])
         self.assertTrue(pool['thick_provisioning_support'])
-        for name in ('consistent_group_snapshot_enabled',
-                     'replication_enabled'):
-            self.assertFalse(pool.get(name, False))
+        self.assertTrue(pool['consistent_group_snapshot_enabled'])
+        self.assertFalse(pool.get('replication_enabled', False))
         # Cinder takes what is not said for a yes.
         self.assertIs(False, pool['online_extend_support'])
 

@@ -404,10 +404,13 @@ class RateTest(ManagerTestCase):
 class GroupTestCase(ManagerTestCase):
     """A generic group is on one node."""
 
+    # Of the group's type
+    specs: dict[str, str] = {}
+
     def setUp(self):
         super().setUp()
         made = db.group_type_create(
-            self.ctxt, {'name': 'a type', 'group_specs': {}})
+            self.ctxt, {'name': 'a type', 'group_specs': self.specs})
         self.group = objects.Group(
             self.ctxt, host=A + '#local', status='creating', name='a group',
             group_type_id=made['id'], volume_type_ids=[self.vt['id']],
