@@ -202,15 +202,17 @@ class User:
         else:
             self._api.delete(path + '/provider')
 
-    def make_group(self, volume_type: str) -> str:
+    def make_group(self, volume_type: str, **specs: str) -> str:
         """Make a group for volumes of a type, which go nowhere then; its id.
 
         Its node is the scheduler's choice.
 
+        :param specs: extra specs of the group's type
         :raises VolumeError: it has failed, or took more than 180 s
         """
         kind = self._api.post('/group_types', json={'group_type': {
-            'name': 'of-a-user'}}).json()['group_type']['id']
+            'name': 'of-a-user', 'group_specs': specs}}).json()[
+                'group_type']['id']
         group = self._api.post('/groups', json={'group': {
             'name': 'of-a-user', 'group_type': kind, 'volume_types': [
                 self._type_id(volume_type)]}}).json()['group']['id']
@@ -227,6 +229,24 @@ class User:
             return self._api.get('/groups/' + group_id).json()['group']
         except exceptions.NotFound:
             return None
+
+    def request_group_snapshot(self, group_id: str) -> str:
+        """Ask for a snapshot of a group; its id."""
+        return self._api.post('/group_snapshots', json={'group_snapshot': {
+            'group_id': group_id, 'name': 'of-a-user'}}).json()[
+                'group_snapshot']['id']
+
+    def group_snapshot_status(self, group_snapshot_id: str) -> str | None:
+        """Status of a snapshot of a group; None if there is none."""
+        try:
+            return self._api.get('/group_snapshots/' + group_snapshot_id
+                                 ).json()['group_snapshot']['status']
+        except exceptions.NotFound:
+            return None
+
+    def request_group_snapshot_deletion(self, group_snapshot_id: str) -> None:
+        """Ask for the deletion of a snapshot of a group."""
+        self._api.delete('/group_snapshots/' + group_snapshot_id)
 
     def request_group_deletion(self, group_id: str) -> None:
         """Ask for the end of a group and of all its volumes."""
