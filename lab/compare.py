@@ -134,9 +134,6 @@ class _Round:
         return self._figures
 
     def _migrate(self, instance: instances.Instance) -> None:
-        """Live; the guest may panic of its memory and boots again then, see
-        the documentation of the lab.
-        """
         with self._timed(MIGRATE):
             instance.live_migrate(self._there)
         paused = instance.downtime()
@@ -145,9 +142,7 @@ class _Round:
         if self._driver == OURS:
             with self._timed(LOCAL):
                 self._wait_until_local()
-        if instance.panicked:
-            instance.reboot()
-        instance.assert_alive()
+        instance.go_on()
 
     def _create(self, node: nodes.Node, image: str | None = None) -> str:
         return self._user.create_volume(SIZE, self._driver, node.name, image)

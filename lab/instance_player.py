@@ -146,20 +146,12 @@ class InstancePlayer(actor.Actor):
             self._witness.forget(self._root)
 
     def _live_on(self) -> None:
-        """Its guest writes on all its disks; boots where its memory is not
-        right, which happens where its instructions are translated.
-        """
-        instance = self._running
+        """Its guest writes on all its disks."""
         try:
-            instance.assert_alive()
-        except instances.InstanceError:
+            if self._running.go_on():
+                self._journal.count('panics of memory')
+        finally:
             self._listen()
-            if not instance.panicked:
-                raise
-            self._journal.count('panics of memory')
-            instance.reboot()
-            instance.assert_alive()
-        self._listen()
 
     # -- Actions ------------------------------------------------------------
 

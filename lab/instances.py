@@ -259,6 +259,28 @@ class Instance:
         for volume_id in self.volumes():
             self.wait_for_report('alive', volume_id, after)
 
+    def go_on(self) -> bool:
+        """Wait until it lives, or lives again where its kernel panicked.
+
+        A guest whose instructions are translated may panic after a live
+        migration on a busy machine, from memory that is not right; what is on
+        its disks has to be.
+
+        :returns: whether it had panicked
+        :raises InstanceError: a disk is wrong, or it has died otherwise
+        """
+        try:
+            self.assert_alive()
+            return False
+        except InstanceError:
+            if not self.panicked:
+                raise
+        self.reboot()
+        for volume_id in self.volumes():
+            self.wait_for_stamps(volume_id)
+        self.assert_alive()
+        return True
+
 
 def boot(cloud: clouds.Cloud, volume_id: str, node: nodes.Node | None = None
          ) -> Instance:

@@ -59,19 +59,6 @@ class InstanceTestCase(base.LabTestCase):
         self.instances.remove(instance)
         instance.delete()
 
-    def assert_goes_on(self, instance):
-        """Its guest lives, or can live again where its kernel panicked.
-
-        A guest whose instructions are translated may do that after a live
-        migration on a busy machine, from memory that is not right; what is
-        on its disks has to be.
-        """
-        if instance.panicked:
-            instance.reboot()
-            for volume in instance.volumes():
-                instance.wait_for_stamps(volume)
-        instance.assert_alive()
-
     def assert_arrives(self, volume, node):
         """A volume comes to be on a node, and nowhere else."""
         self.assertEqual(node.name, self.user.host(volume))
@@ -87,9 +74,9 @@ class InstanceTest(InstanceTestCase):
         self.assertEqual(here.name, self.user.host(root))
 
         instance.live_migrate(there)
-        self.assert_goes_on(instance)
+        instance.go_on()
         self.assert_arrives(root, there)
-        self.assert_goes_on(instance)
+        instance.go_on()
 
         data = self.create(node=here)
         instance.attach(data)
@@ -199,7 +186,7 @@ class ActionsTest(BootedTestCase):
         self.instance.wait_for('SUSPENDED')
         self.instance.act('resume')
         self.instance.wait_for('ACTIVE')
-        self.assert_goes_on(self.instance)
+        self.instance.go_on()
 
     def test_rescued_instance_has_its_volumes(self):
         data = self.attach_new(self.there)
@@ -261,7 +248,7 @@ class LiveMigrationTest(BootedTestCase):
                    for _number in range(2)]
         volumes.append(self.attach_new(self.here, volume_type='thin'))
         self.instance.live_migrate(self.there)
-        self.assert_goes_on(self.instance)
+        self.instance.go_on()
         for volume in volumes:
             self.assert_arrives(volume, self.there)
         self.instance.assert_alive()
@@ -269,7 +256,7 @@ class LiveMigrationTest(BootedTestCase):
     def test_back_at_once(self):
         self.instance.live_migrate(self.there)
         self.instance.live_migrate(self.here)
-        self.assert_goes_on(self.instance)
+        self.instance.go_on()
         self.assert_arrives(self.root, self.here)
         self.instance.assert_alive()
 
@@ -283,7 +270,7 @@ class LiveMigrationTest(BootedTestCase):
         for thread in threads:
             thread.join()
         for server in (self.instance, other):
-            self.assert_goes_on(server)
+            server.go_on()
         self.assert_arrives(self.root, self.there)
         self.assert_arrives(root, self.here)
 
@@ -302,7 +289,7 @@ class FailedMigrationTest(BootedTestCase):
         self.wait_for('the migration has ended', lambda: ENDED.issuperset(
             self.instance.migrations() or ['asked for']))
         self.instance.wait_for('ACTIVE')
-        self.assert_goes_on(self.instance)
+        self.instance.go_on()
         node = self.instance.node
         self.assert_arrives(self.root, node)
         self.instance.assert_alive()
@@ -432,7 +419,7 @@ class EncryptedTest(InstanceTestCase):
     def test_instance_boots_from_it(self):
         instance, root = self.boot(self.here, 'thin', SIZE)
         instance.live_migrate(self.there)
-        self.assert_goes_on(instance)
+        instance.go_on()
         self.assert_arrives(root, self.there)
         instance.reboot()
         instance.wait_for_stamps(root)
@@ -446,7 +433,7 @@ class EncryptedTest(InstanceTestCase):
         self.assert_arrives(data, self.here)
         instance.assert_alive()
         instance.live_migrate(self.there)
-        self.assert_goes_on(instance)
+        instance.go_on()
         self.assert_arrives(data, self.there)
         instance.reboot()
         instance.wait_for_stamps(data)
