@@ -16,6 +16,16 @@ pub(crate) struct Zeros {
     content: Vec<u8>,
 }
 
+impl Zeros {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            blocks: vec![0; usize::from(config.block_slots) * BLOCK],
+            extent: vec![0; config.extent_size()],
+            content: vec![0x5a; 1 << 20],
+        }
+    }
+}
+
 impl Memory for Zeros {
     fn block(&self, slot: u16) -> &[u8] {
         &self.blocks[usize::from(slot) * BLOCK..][..BLOCK]
@@ -68,11 +78,7 @@ impl Null {
 
     /// A new volume.
     pub(crate) fn with(config: Config) -> Self {
-        let memory = Zeros {
-            blocks: vec![0; usize::from(config.block_slots) * BLOCK],
-            extent: vec![0; config.extent_size()],
-            content: vec![0x5a; 1 << 20],
-        };
+        let memory = Zeros::new(&config);
         let mut null = Self {
             volume: Volume::format(config).expect("a configuration that works"),
             memory,
