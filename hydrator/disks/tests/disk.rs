@@ -3,9 +3,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use io_uring::{opcode, squeue, types};
 use localstor_hydrator_disks::{
     Access, Discarder, Disk, Event, Memory, OpenError, Owner, Ring, Span, Token,
 };
@@ -159,4 +161,80 @@ fn what_is_no_disk_is_refused_by_name() {
         .err()
         .unwrap();
     assert!(error.to_string().contains("/nowhere"), "{error}");
+}
+
+/// The blocks of 4 KiB of a file of which a thread that has ended had submitted
+/// writes, by `push`, and then was gone with all of its requests.
+fn written_by_a_dead_thread(
+    path: &Path,
+    blocks: u64,
+    push: impl FnOnce(&mut Ring, &Disk, Span) + Send + 'static,
+) -> usize {
+    std::fs::write(path, vec![0xaa; blocks as usize * 4096]).unwrap();
+    let opened = path.to_owned();
+    let thread = std::thread::spawn(move || {
+        let mut ring = Ring::new(4096, true).unwrap();
+        let disk = Disk::open(&opened, AT_ONCE, &mut ring).unwrap();
+        let mut span = Memory::new(4096).unwrap().take(4096).unwrap();
+        // SAFETY: no request is in flight.
+        unsafe { span.bytes_mut() }.fill(0x5c);
+        push(&mut ring, &disk, span);
+        // To the kernel a thread that ends is a process that does; the ring must
+        // not be closed before.
+        std::mem::forget((ring, disk));
+    });
+    thread.join().unwrap();
+    let content = std::fs::read(path).unwrap();
+    content
+        .chunks(4096)
+        .filter(|block| block[0] == 0x5c)
+        .count()
+}
+
+#[test]
+fn what_was_submitted_is_dropped_if_the_kernel_has_not_begun_with_it() {
+    const WRITES: u64 = 2048;
+    let path = file("dropped");
+    let opened = path.clone();
+    let written = written_by_a_dead_thread(&path, WRITES, move |ring, _, span| {
+        let file = std::fs::File::options().write(true).open(&opened).unwrap();
+        for block in 0..WRITES {
+            // As a write that would have to wait for a free request of the disk.
+            let entry = opcode::Write::new(types::Fd(file.as_raw_fd()), span.as_ptr(), 4096)
+                .offset(block * 4096)
+                .build()
+                .flags(squeue::Flags::ASYNC);
+            // SAFETY: the memory behind a span is never unmapped.
+            unsafe { ring.push(entry, token(block)) };
+        }
+        ring.wait(Some(Duration::ZERO)).unwrap();
+        assert!(ring.is_submitted());
+        std::mem::forget(file);
+    });
+    assert!(
+        written < WRITES as usize,
+        "{written} of {WRITES} are written"
+    );
+}
+
+#[test]
+fn what_may_not_wait_is_refused_or_written_though_its_thread_ends() {
+    const WRITES: u64 = 512;
+    let path = file("taken");
+    let (refused, tell) = std::sync::mpsc::channel();
+    let written = written_by_a_dead_thread(&path, WRITES, move |ring, disk, span| {
+        for block in 0..WRITES {
+            // SAFETY: nobody writes to the span any more.
+            unsafe { disk.write_at_once(ring, span, block * 4096, false, token(block)) };
+        }
+        ring.wait(Some(Duration::ZERO)).unwrap();
+        assert!(ring.is_submitted());
+        let events = std::iter::from_fn(|| ring.next_event());
+        refused
+            .send(events.filter(|event| event.result < 0).count())
+            .unwrap();
+    });
+    let refused = tell.recv().unwrap();
+    println!("{written} of {WRITES} are written, {refused} were refused");
+    assert_eq!(written + refused, WRITES as usize);
 }
