@@ -33,8 +33,9 @@ pub struct Config {
     pub copies: u16,
     /// Blocks in a region, the unit of hydration: a power of two, 256 at most.
     pub region_blocks: u32,
-    /// The most journal writes in flight. More of them let a write start its
-    /// intent sooner; fewer put more intents into one.
+    /// The most journal writes in flight. More of them let a write with FUA start
+    /// its intent sooner; fewer put more intents into one. Where nothing waits for
+    /// more than that the kernel has them, it is one at a time.
     pub journal_depth: usize,
     /// The most blocks that are local but not settled at once.
     pub unsettled: usize,

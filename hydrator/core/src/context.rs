@@ -119,6 +119,8 @@ pub(crate) struct Context {
     pub(crate) changed: bool,
     /// Bytes written to the metadata device.
     pub(crate) metadata_written: u64,
+    /// How often what was to be done has been handed out.
+    pub(crate) batch: u64,
     actions: VecDeque<Action>,
 }
 
@@ -135,6 +137,7 @@ impl Context {
             closing: false,
             changed: false,
             metadata_written: 0,
+            batch: 0,
             actions: VecDeque::with_capacity(1024),
             config,
         }
@@ -142,6 +145,7 @@ impl Context {
 
     /// Hand out what is to be done.
     pub(crate) fn hand_out(&mut self, sink: impl FnMut(Action)) {
+        self.batch += 1;
         self.actions.drain(..).for_each(sink);
     }
 
@@ -166,6 +170,7 @@ impl Context {
             length: bytes.length() as u32,
             buffer,
             fua,
+            tell: false,
         });
     }
 
@@ -195,6 +200,18 @@ impl Context {
 
     /// Write blocks of the metadata.
     pub(crate) fn write_metadata(&mut self, job: Job, blocks: Blocks, buffer: Buffer, fua: bool) {
+        self.write_and_tell(job, blocks, buffer, fua, false);
+    }
+
+    /// The same; the caller is perhaps to say when the kernel has it.
+    pub(crate) fn write_and_tell(
+        &mut self,
+        job: Job,
+        blocks: Blocks,
+        buffer: Buffer,
+        fua: bool,
+        tell: bool,
+    ) {
         self.metadata_written += blocks.bytes();
         self.actions.push_back(Action::Write {
             io: job.io(),
@@ -203,6 +220,7 @@ impl Context {
             length: blocks.bytes() as u32,
             buffer,
             fua,
+            tell,
         });
     }
 

@@ -161,6 +161,10 @@ pub enum Action {
         buffer: Buffer,
         /// Durable when it completes.
         fua: bool,
+        /// Something waits for the kernel to have it, not for its end: the
+        /// caller is to say so, if it knows, by
+        /// [`Volume::taken`](crate::Volume::taken).
+        tell: bool,
     },
     /// Make `length` bytes at `offset` read as zeros, by whatever the device
     /// does best: discard where that gives zeros, write zeroes, or zeros

@@ -8,20 +8,31 @@
 #[cfg_attr(not(feature = "mutants"), allow(unreachable_pub, dead_code))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// A write to what is not settled completes when its intent is written.
+    /// A write to what is not settled completes when its intent is taken: the
+    /// kernel carries it out, whatever becomes of the process.
     IntentBeforeCompletion,
+    /// What was handed out is not taken: if the process ends, the kernel drops
+    /// what it has not begun with.
+    HandedOutIsNotTaken,
     /// It completes when its data are written.
     DataBeforeCompletion,
     /// With FUA, the data are written with FUA.
     FuaData,
     /// With FUA, the intent is written with FUA.
     FuaIntent,
+    /// With FUA, the write completes when its intent is written.
+    FuaAfterIntent,
     /// A guest's flush flushes the destination.
     FlushData,
     /// A guest's flush flushes the metadata.
     FlushMetadata,
+    /// A guest's flush waits until the intents are written of what was answered
+    /// before it came.
+    FlushAfterIntents,
     /// A flush waits for second writes in flight.
     Drain,
+    /// It waits until their intents are written.
+    DrainIntents,
     /// A flush that has failed is not tried again: the disk may have dropped
     /// what it was to make durable, and would say that all is well.
     FailedFlushIsFinal,
@@ -47,7 +58,8 @@ pub enum Rule {
     SecondWriteWaits,
     /// So it does when the earlier write had FUA.
     SecondWriteAfterFua,
-    /// The data of a write over what is local are handed out behind its intent.
+    /// The data of a write over what is local are handed out when its intent is
+    /// taken.
     OverwriteBehindIntent,
     /// The settled record it waits for is durable before it goes on.
     SettledRecordDurable,
@@ -97,14 +109,18 @@ pub enum Rule {
 #[cfg(feature = "mutants")]
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 41] = [
+    pub const ALL: [Self; 45] = [
         Self::IntentBeforeCompletion,
+        Self::HandedOutIsNotTaken,
         Self::DataBeforeCompletion,
         Self::FuaData,
         Self::FuaIntent,
+        Self::FuaAfterIntent,
         Self::FlushData,
         Self::FlushMetadata,
+        Self::FlushAfterIntents,
         Self::Drain,
+        Self::DrainIntents,
         Self::FailedFlushIsFinal,
         Self::Compare,
         Self::FlushBeforeRecovery,

@@ -24,6 +24,7 @@ use crate::parts::Parts;
 use crate::progress::Progress;
 use crate::regions::Regions;
 use crate::requests::Requests;
+use crate::rules::Rule;
 use crate::source::Source;
 use crate::superblocks::Superblocks;
 use crate::units::{BLOCK_SIZE, Bytes, Offset};
@@ -124,7 +125,8 @@ impl Volume {
         }
         if request.operation == Operation::Flush {
             self.time(&request, Kind::Flush);
-            return self.parts.journal.flush_requested(request.tag);
+            let Parts { cx, journal, .. } = &mut self.parts;
+            return journal.flush_requested(request.tag, cx);
         }
         let unit = u64::from(cx.config.logical_block_size);
         let inside = self.is_inside(request.offset, request.length);
@@ -235,11 +237,8 @@ impl Volume {
                 }
             }
             Job::Group(index) => {
-                let mut waiting = journal.group_ended(index, result, regions, cx);
-                for key in waiting.drain(..) {
-                    self.requests.recorded(key, result, copier, parts, memory);
-                }
-                parts.journal.recycle(waiting);
+                let waiting = journal.group_ended(index, result, regions, cx);
+                self.intended(waiting, result, memory);
             }
             Job::Flush(device) => journal.flush_ended(device, result, regions, cx),
             Job::Bitmap(slot) => journal.bitmap_block_ended(slot, result, cx),
@@ -256,6 +255,48 @@ impl Volume {
                     }
                 }
             }
+        }
+    }
+
+    /// The kernel has an operation, for good: it carries it out, or fails, also if
+    /// the process is killed now. Its end is still told by [`Volume::completed`].
+    ///
+    /// Only who knows may say so. That a ring was given it is not enough: io_uring
+    /// leaves what would have to wait to a thread of its own, and drops what that
+    /// has not begun with when the process ends. Who never knows never says it.
+    pub fn taken<M: Memory>(&mut self, now: Time, io: Io, memory: &mut M) {
+        self.parts.cx.now = now;
+        if let Job::Group(index) = Job::of(io) {
+            self.group_taken(index, memory);
+        }
+    }
+
+    fn group_taken<M: Memory>(&mut self, index: u32, memory: &mut M) {
+        let waiting = self.parts.journal.group_taken(index);
+        self.intended(waiting, Ok(()), memory);
+    }
+
+    /// A group of the journal is taken, or written, or has failed: send the data
+    /// that have waited for it, and go on with the requests that have.
+    fn intended<M: Memory>(
+        &mut self,
+        mut waiting: Vec<u32>,
+        result: Result<(), Failure>,
+        memory: &mut M,
+    ) {
+        self.send_data(memory);
+        let (copier, parts) = (&mut self.copier, &mut self.parts);
+        for key in waiting.drain(..) {
+            self.requests.recorded(key, result, copier, parts, memory);
+        }
+        self.parts.journal.recycle(waiting);
+    }
+
+    /// Send data that have waited for their intents and need not any more.
+    fn send_data<M: Memory>(&mut self, memory: &mut M) {
+        let (copier, parts) = (&mut self.copier, &mut self.parts);
+        while let Some(key) = parts.journal.next_behind(&parts.cx) {
+            self.requests.send_data(key, copier, parts, memory);
         }
     }
 
@@ -360,23 +401,20 @@ impl Volume {
         }
     }
 
-    /// Hand out the groups of the journal that need not wait, each with the data
-    /// that follow it; or give them up if nothing is recorded any more.
+    /// Hand out the groups of the journal that need not wait; or give them up if
+    /// nothing is recorded any more.
     fn write_journal<M: Memory>(&mut self, memory: &mut M) {
-        let (copier, parts) = (&mut self.copier, &mut self.parts);
-        if parts.cx.broken {
-            while let Some(waiting) = parts.journal.give_up_group(&mut parts.cx) {
-                for key in waiting {
-                    let failed = Err(Failure::Io);
-                    self.requests.recorded(key, failed, copier, parts, memory);
-                }
+        if self.parts.cx.broken {
+            self.send_data(memory);
+            while let Some(waiting) = self.parts.journal.give_up_group(&mut self.parts.cx) {
+                self.intended(waiting, Err(Failure::Io), memory);
             }
             return;
         }
-        parts.journal.seal(&mut parts.cx);
-        while let Some(sequence) = parts.journal.write_group(&mut parts.cx, memory) {
-            while let Some(key) = parts.journal.next_behind(sequence) {
-                self.requests.send_data(key, &mut parts.cx);
+        self.parts.journal.seal(&mut self.parts.cx);
+        while let Some(index) = self.parts.journal.write_group(&mut self.parts.cx, memory) {
+            if !self.parts.cx.rules.keep(Rule::HandedOutIsNotTaken) {
+                self.group_taken(index, memory);
             }
         }
     }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Carries out on the disks what the core decides.
 
+use std::time::Duration;
+
 use localstor_hydrator_core::{
     Action, Buffer, Config, Device, Failure, Io, Memory as CoreMemory, Notice, Tag, Time, Volume,
 };
@@ -14,6 +16,11 @@ use crate::confinement;
 
 /// Size of the zeros that are written where a disk can't make them, in bytes.
 const ZEROS: usize = 256 << 10;
+
+/// Writes to the journal at once that the core wants to know to be taken.
+const PROMPT: u32 = 64;
+/// Names the completions of these, to the ring that watches for them.
+const PROMPT_EVENTS: u64 = 1 << 32;
 
 /// A block slot's size, in bytes.
 const BLOCK: usize = localstor_hydrator_core::BLOCK_SIZE as usize;
@@ -168,6 +175,21 @@ struct Operation {
     offset: u64,
     length: u64,
     span: Option<Span>,
+    // The core waits for the kernel to have it.
+    tell: bool,
+}
+
+/// Writes that the kernel either takes at once, for good, or refuses.
+struct Prompt {
+    // Not the ring of all else: with deferred completions, that one need not
+    // have a refusal ready when it has submitted.
+    ring: Ring,
+    // Operations of which it is not known yet.
+    offered: Vec<u32>,
+    in_flight: usize,
+    watched: bool,
+    // The disk has not said that it can't.
+    works: bool,
 }
 
 /// The core with its disks and buffers.
@@ -188,6 +210,8 @@ pub(crate) struct Engine {
     // Data can't give space back and promise zeros; nor can it make zeros.
     unmaps: bool,
     makes_zeros: bool,
+    // None where the kernel gives no second ring.
+    prompt: Option<Prompt>,
     // Until when nothing is begun, and the guest's requests that wait for it.
     paused: Option<Time>,
     held: Vec<Arrival>,
@@ -199,6 +223,24 @@ pub(crate) fn memory_needed(config: &Config) -> usize {
         + usize::from(config.copies) * config.extent_size()
         + ZEROS
         + BLOCK
+}
+
+impl Prompt {
+    fn new() -> Option<Prompt> {
+        match Ring::new(PROMPT, true) {
+            Ok(ring) => Some(Prompt {
+                ring,
+                offered: Vec::new(),
+                in_flight: 0,
+                watched: false,
+                works: true,
+            }),
+            Err(error) => {
+                warn!("no second ring, deep queues will be slower: {error}");
+                None
+            }
+        }
+    }
 }
 
 impl Engine {
@@ -243,6 +285,7 @@ impl Engine {
             discarder: None,
             unmaps: true,
             makes_zeros: true,
+            prompt: Prompt::new(),
             paused: None,
             held: Vec::with_capacity(config.requests),
         })
@@ -329,6 +372,19 @@ impl Engine {
             self.submit(now, arrival);
         }
         self.held = held;
+        self.take_actions(ring, now, &mut complete, notices);
+        while self.tell_what_is_taken(ring, now) {
+            self.take_actions(ring, now, &mut complete, notices);
+        }
+    }
+
+    fn take_actions(
+        &mut self,
+        ring: &mut Ring,
+        now: Time,
+        complete: &mut impl FnMut(&mut Ring, Tag, Outcome),
+        notices: &mut Vec<Notice>,
+    ) {
         let mut actions = std::mem::take(&mut self.actions);
         self.volume
             .actions(now, &mut self.buffers, |action| actions.push(action));
@@ -351,6 +407,7 @@ impl Engine {
                     offset,
                     length.into(),
                     Some(buffer),
+                    false,
                 ),
                 Action::Write {
                     io,
@@ -359,6 +416,7 @@ impl Engine {
                     length,
                     buffer,
                     fua,
+                    tell,
                 } => {
                     let step = Step::Write { fua };
                     self.begin(
@@ -370,6 +428,7 @@ impl Engine {
                         offset,
                         length.into(),
                         Some(buffer),
+                        tell,
                     );
                 }
                 Action::Zero {
@@ -380,7 +439,7 @@ impl Engine {
                     fua,
                 } => {
                     let step = self.zeroing(device, offset, length, fua);
-                    self.begin(ring, now, io, device, step, offset, length, None);
+                    self.begin(ring, now, io, device, step, offset, length, None, false);
                 }
                 Action::Flush { io, device } => self.flushes.push((io, device)),
             }
@@ -417,6 +476,7 @@ impl Engine {
                     offset: 0,
                     length: 0,
                     span: None,
+                    tell: false,
                 },
             );
             if device == Device::Data {
@@ -481,6 +541,7 @@ impl Engine {
         offset: u64,
         length: u64,
         buffer: Option<Buffer>,
+        tell: bool,
     ) {
         let span = buffer.map(|buffer| self.buffers.span(buffer, length as usize));
         if span == Some(None) {
@@ -496,6 +557,7 @@ impl Engine {
             offset,
             length,
             span: span.flatten(),
+            tell,
         };
         self.start(ring, operation);
     }
@@ -521,8 +583,18 @@ impl Engine {
                 unsafe { disk.read(ring, span, offset, token) };
             }
             (Step::Write { fua }, Some(span)) => {
-                // SAFETY: as above; nobody writes to it, at least.
-                unsafe { disk.write(ring, span, offset, fua, token) };
+                let prompt = self.prompt.as_mut();
+                match prompt.filter(|prompt| operation.tell && prompt.works) {
+                    Some(prompt) => {
+                        prompt.offered.push(index);
+                        prompt.in_flight += 1;
+                        let ring = &mut prompt.ring;
+                        // SAFETY: as above; nobody writes to it, at least.
+                        unsafe { disk.write_at_once(ring, span, offset, fua, token) };
+                    }
+                    // SAFETY: as above.
+                    None => unsafe { disk.write(ring, span, offset, fua, token) },
+                }
             }
             (Step::Discard { how, whole, .. }, _) => {
                 match self.discarder.as_mut().filter(|_| how == Discard::Thread) {
@@ -543,8 +615,74 @@ impl Engine {
         self.operations[index as usize] = Some(operation);
     }
 
+    /// Submits writes that the core wants to know to be taken, and tells it;
+    /// whether there was anything to tell.
+    fn tell_what_is_taken(&mut self, ring: &mut Ring, now: Time) -> bool {
+        let Some(prompt) = &mut self.prompt else {
+            return false;
+        };
+        if prompt.offered.is_empty() {
+            return false;
+        }
+        if let Err(error) = prompt.ring.wait(Some(Duration::ZERO)) {
+            warn!("the journal's own ring has failed: {error}");
+        }
+        // What the kernel had no memory for is submitted with the next turn.
+        let submitted = prompt.ring.is_submitted();
+        self.take_prompt_events(ring, now);
+        let Some(prompt) = self.prompt.as_mut().filter(|_| submitted) else {
+            return false;
+        };
+        // What has neither ended nor been refused is with the disk.
+        for index in std::mem::take(&mut prompt.offered) {
+            if let Some(operation) = self.operations[index as usize] {
+                self.volume.taken(now, operation.io, &mut self.buffers);
+            }
+        }
+        true
+    }
+
+    /// Takes what has ended, or was refused, of writes that may not wait.
+    fn take_prompt_events(&mut self, ring: &mut Ring, now: Time) {
+        while let Some(prompt) = &mut self.prompt {
+            let Some(event) = prompt.ring.next_event() else {
+                if prompt.in_flight > 0 && !prompt.watched {
+                    prompt.watched = true;
+                    let token = Token::new(Owner::Engine, PROMPT_EVENTS);
+                    ring.watch(&prompt.ring, token);
+                }
+                return;
+            };
+            let index = event.token.detail() as u32;
+            prompt.in_flight -= 1;
+            prompt.offered.retain(|offered| *offered != index);
+            if event.result == -libc::EOPNOTSUPP && prompt.works {
+                info!("the journal's disk takes no write without perhaps waiting");
+                prompt.works = false;
+            }
+            let refused = matches!(-event.result, libc::EAGAIN | libc::EOPNOTSUPP);
+            let operation = self.operations.get(index as usize).copied().flatten();
+            match operation.filter(|_| refused) {
+                Some(operation) => {
+                    let waiting = Operation {
+                        tell: false,
+                        ..operation
+                    };
+                    self.carry_out(ring, index, waiting);
+                }
+                None => self.on_event(ring, now, event),
+            }
+        }
+    }
+
     /// A disk has answered.
     pub(crate) fn on_event(&mut self, ring: &mut Ring, now: Time, event: Event) {
+        if event.token.detail() == PROMPT_EVENTS {
+            if let Some(prompt) = &mut self.prompt {
+                prompt.watched = false;
+            }
+            return self.take_prompt_events(ring, now);
+        }
         let index = event.token.detail() as u32;
         let Some(operation) = self
             .operations
@@ -662,6 +800,8 @@ impl Engine {
         let rest = Operation {
             offset: operation.offset + done,
             length: left,
+            // What was told of the whole was not of a part.
+            tell: false,
             span: operation
                 .span
                 .and_then(|span| span.part(done as usize, left as usize)),
@@ -866,6 +1006,35 @@ mod tests {
     }
 
     #[test]
+    fn writes_at_depth_are_answered_whether_the_disk_takes_intents_at_once_or_not() {
+        const WRITES: u32 = 64;
+        for works in [true, false] {
+            let mut bench = Bench::new(false);
+            bench.engine.prompt.as_mut().unwrap().works = works;
+            for tag in 0..WRITES {
+                let request = Request {
+                    tag: Tag(tag),
+                    operation: Operation::Write { fua: false },
+                    offset: u64::from(tag) * BLOCK as u64,
+                    length: BLOCK as u64,
+                };
+                let span = Some(bench.buffer);
+                bench.engine.submit(Time(1), Arrival { request, span });
+                bench.turn();
+            }
+            while bench.answers.len() < WRITES as usize {
+                bench.wait();
+            }
+            assert!(bench.answers.drain(..).all(|(_, outcome)| outcome.is_ok()));
+            bench.submit(Operation::Flush, 0);
+            bench.answer().unwrap();
+            let engine = &bench.engine;
+            assert_eq!(engine.prompt.as_ref().unwrap().in_flight, 0);
+            assert!(engine.operations.iter().all(Option::is_none));
+        }
+    }
+
+    #[test]
     fn data_and_metadata_on_two_disks_are_flushed_each() {
         let mut bench = Bench::new(false);
         let flushed = bench.write_and_begin_flush();
@@ -1058,6 +1227,7 @@ mod tests {
             offset: 0,
             length: UNIT + 4096,
             span: None,
+            tell: false,
         };
         engine.discards = None;
         let rest = engine.follow_up(&discard, 0).unwrap().unwrap();

@@ -105,8 +105,10 @@ impl Memory for Buffers {
 #[derive(Clone, Debug)]
 pub struct Op {
     io: Io,
-    /// Its place among all that were handed out.
-    number: u64,
+    /// The volume wants to know when the kernel has it for good.
+    tell: bool,
+    /// The kernel has it for good, and the volume was told so.
+    taken: bool,
     /// What it was sent to.
     pub device: Device,
     kind: Kind,
@@ -134,7 +136,8 @@ impl Op {
     const fn new(io: Io, device: Device, kind: Kind) -> Self {
         Self {
             io,
-            number: 0,
+            tell: false,
+            taken: false,
             device,
             kind,
             metadata: None,
@@ -221,10 +224,6 @@ pub struct Machine {
     pub source: Vec<u8>,
     /// What is in flight.
     pub ops: Vec<Op>,
-    /// How many operations were handed out, and how many of these the kernel
-    /// has for sure: those before the last batch, and before one that has ended.
-    handed_out: u64,
-    submitted: u64,
     /// The time.
     pub now: Time,
     /// Answers to the guest that were not looked at.
@@ -266,8 +265,6 @@ impl Machine {
             metadata,
             source,
             ops: Vec::new(),
-            handed_out: 0,
-            submitted: 0,
             now: Time(1),
             answers: Vec::new(),
             notices: Vec::new(),
@@ -302,16 +299,27 @@ impl Machine {
 
     /// Take the volume's actions.
     pub fn pump(&mut self, random: &mut Rng) {
+        self.take_over(random);
         let mut actions = Vec::new();
         self.volume
             .actions(self.now, &mut self.memory, |action| actions.push(action));
         let before = self.ops.len();
-        self.submitted = self.handed_out;
         for action in actions {
             self.take(action, random);
         }
         self.share_flushes(before);
         self.failing &= !self.ops.is_empty();
+    }
+
+    /// The kernel has some operations for good, of those that the volume wants to
+    /// know it of.
+    fn take_over(&mut self, random: &mut Rng) {
+        for op in &mut self.ops {
+            if op.tell && !op.taken && random.bool() {
+                op.taken = true;
+                self.volume.taken(self.now, op.io, &mut self.memory);
+            }
+        }
     }
 
     /// Leave the flushes of M among the operations from number `batch` on to
@@ -370,6 +378,7 @@ impl Machine {
                 length,
                 buffer,
                 fua,
+                tell,
             } => {
                 let mut content = self.memory.bytes(buffer, length as usize).to_vec();
                 if device == Device::Data && matches!(buffer, Buffer::Extent { .. }) {
@@ -381,7 +390,10 @@ impl Machine {
                         content: content.clone(),
                     });
                 }
-                Self::write(io, device, offset, content, fua)
+                Op {
+                    tell,
+                    ..Self::write(io, device, offset, content, fua)
+                }
             }
             Action::Zero {
                 io,
@@ -416,11 +428,7 @@ impl Machine {
                 }
             }
         };
-        self.ops.push(Op {
-            number: self.handed_out,
-            ..op
-        });
-        self.handed_out += 1;
+        self.ops.push(op);
     }
 
     fn write(io: Io, device: Device, offset: u64, content: Vec<u8>, fua: bool) -> Op {
@@ -462,7 +470,6 @@ impl Machine {
     /// Complete operation number `index` of those in flight.
     pub fn complete(&mut self, index: usize, random: &mut Rng) {
         let op = self.ops.swap_remove(index);
-        self.submitted = self.submitted.max(op.number + 1);
         let result = self.carry_out(&op, random);
         self.now = Time(self.now.0 + random.u64(0..200_000));
         if let Some(pending) = op.metadata.filter(|_| !op.covered.is_empty()) {
@@ -642,17 +649,14 @@ impl Machine {
     }
 
     /// What the end of the process leaves on D and M, once the kernel has
-    /// completed what it was given: all that was handed out, but for the end of
-    /// the last batch, which may not have been submitted. The caches stay.
+    /// completed what it goes on with. That is what it has taken; any of the rest
+    /// may not have been submitted, or was waiting for a thread of the process to
+    /// begin with it, and is dropped. The caches stay.
     pub fn kill(&self, random: &mut Rng) -> (Disk, Disk) {
         let (mut data, mut metadata) = (self.data.clone(), self.metadata.clone());
-        let submitted = if random.bool() {
-            self.handed_out
-        } else {
-            random.u64(self.submitted..=self.handed_out)
-        };
-        let given = self.ops.iter().filter(|op| op.number < submitted);
-        let mut given: Vec<_> = given.collect();
+        let drops = random.bool();
+        let goes_on = |op: &&Op| op.taken || !drops || random.bool();
+        let mut given: Vec<_> = self.ops.iter().filter(goes_on).collect();
         random.shuffle(&mut given);
         for op in given {
             let Kind::Disk(pending) = &op.kind else {

@@ -453,12 +453,27 @@ impl Walk {
             offset,
             length,
         };
+        if matches!(guest, Guest::Write { .. }) && buffer.is_empty() {
+            self.zeros_are_asked_for(from..to);
+        }
         self.machine.request(request, buffer.clone());
         self.guests.push(Waiting {
             request,
             buffer,
             guest,
         });
+    }
+
+    /// The guest wants zeros in these sectors. Where the destination has had zeros
+    /// all the time, their intent alone makes a block local.
+    fn zeros_are_asked_for(&mut self, sectors: std::ops::Range<usize>) {
+        let zeros = vec![0; PER_BLOCK];
+        let blocks = sectors.start.div_ceil(PER_BLOCK)..sectors.end / PER_BLOCK;
+        for block in blocks {
+            if !self.versions[block].contains(&zeros) {
+                self.versions[block].push(zeros.clone());
+            }
+        }
     }
 
     /// Look at what the volume has answered and done.

@@ -33,9 +33,12 @@ type Intents = u16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
     Intent,
+    HandedOutIsNotTaken,
     OverwriteBehindIntent,
     SecondWriteWaits,
+    FlushAfterIntents,
     Drain,
+    DrainIntents,
     FlushData,
     FlushMetadata,
     SettleAfterFlush,
@@ -49,7 +52,9 @@ enum Rule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Op {
     Data(Content),
-    Intent(Content),
+    /// Whether it is taken: the kernel carries it out, whatever becomes of the
+    /// helper.
+    Intent(Content, bool),
     Copy,
 }
 
@@ -71,8 +76,9 @@ struct Writing {
     second: bool,
     /// It overwrites such content, or a copy without its bit.
     over_local: bool,
-    /// Its intent waits in the open group; so do its data.
+    /// Its intent waits in the open group.
     queued: bool,
+    /// Its data wait until that is taken.
     held: bool,
 }
 
@@ -96,10 +102,8 @@ struct State {
     cached: Intents,
     settled: bool,
     bit: bool,
-    /// What was handed out and has not ended, in its order.
+    /// What was handed out and has not ended.
     given: Vec<Op>,
-    /// Of these, the kernel has so many for sure.
-    submitted: usize,
     // The helper.
     local: Local,
     writing: Option<Writing>,
@@ -118,8 +122,11 @@ struct State {
     answered: Content,
     seen: Content,
     owed: Content,
-    /// A flush that was not answered: the writes that it is for.
-    asked: Option<Content>,
+    /// A flush that was not answered: the writes that it is for, and those of
+    /// their intents that were in flight when it came.
+    asked: Option<(Content, Intents)>,
+    /// The intents of second writes.
+    second: Intents,
 }
 
 const BEGIN: State = State {
@@ -130,7 +137,6 @@ const BEGIN: State = State {
     settled: false,
     bit: false,
     given: Vec::new(),
-    submitted: 0,
     local: Local::Remote,
     writing: None,
     flush: None,
@@ -145,6 +151,7 @@ const BEGIN: State = State {
     seen: 0,
     owed: 0,
     asked: None,
+    second: 0,
 };
 
 impl State {
@@ -176,8 +183,26 @@ impl State {
         match op {
             Op::Data(content) => self.cache.push(content),
             Op::Copy => self.cache.push(BASE),
-            Op::Intent(content) => self.cached |= 1 << content,
+            Op::Intent(content, _) => self.cached |= 1 << content,
         }
+    }
+
+    /// Intents that are in flight.
+    fn flying(&self) -> Intents {
+        let intents = self.given.iter().map(|op| match op {
+            Op::Intent(content, _) => 1 << content,
+            _ => 0,
+        });
+        intents.sum()
+    }
+
+    /// The writes that these are of.
+    fn flying_writes(&self) -> Content {
+        let writes = self.given.iter().map(|op| match op {
+            Op::Intent(content, _) => 1 << content.ilog2(),
+            _ => 0,
+        });
+        writes.sum()
     }
 }
 
@@ -217,7 +242,7 @@ impl Rules {
         }
         if state.asked.is_none() && state.flushes < FLUSHES {
             step("the guest flushes", &|next| {
-                next.asked = Some(next.answered);
+                next.asked = Some((next.answered, next.flying()));
                 next.flushes += 1;
             });
         }
@@ -241,9 +266,10 @@ impl Rules {
         for at in 0..state.given.len() {
             step("an operation ends", &|next| {
                 let op = next.given.remove(at);
-                // So the kernel had what was handed out before it.
-                next.submitted = at.max(next.submitted.saturating_sub(1));
                 next.land(op);
+                if let Op::Intent(content, _) = op {
+                    self.send_held(next, content);
+                }
                 if op == Op::Copy {
                     next.local = Local::Copied;
                     next.copy_flushed = false;
@@ -253,22 +279,29 @@ impl Rules {
         if let Some(flush) = state.flush {
             step("the flush ends", &|next| self.end_flush(next, flush));
         }
+        for at in 0..state.given.len() {
+            if let Op::Intent(content, false) = state.given[at] {
+                step("the kernel takes an intent", &|next| {
+                    next.given[at] = Op::Intent(content, true);
+                    self.send_held(next, content);
+                });
+            }
+        }
 
         // The helper.
         if let Some(writing) = state.writing {
             if writing.queued {
                 step("the group is handed out", &|next| {
-                    next.given.push(Op::Intent(writing.content));
-                    if writing.held {
-                        next.given.push(Op::Data(writing.content));
-                    }
+                    next.given.push(Op::Intent(writing.content, false));
                     next.writing = Some(Writing {
                         queued: false,
-                        held: false,
                         ..writing
                     });
+                    if !self.keep(Rule::HandedOutIsNotTaken) {
+                        self.send_held(next, writing.content);
+                    }
                 });
-            } else if state.given.is_empty() {
+            } else if self.is_written(state, writing) {
                 step("the write is answered", &|next| {
                     next.writing = None;
                     next.answered |= write(writing.number);
@@ -279,15 +312,26 @@ impl Rules {
                 });
             }
         }
-        if state.flush.is_none() && (!second || !self.keep(Rule::Drain)) {
+        let flying = state.flying();
+        let drained = (!second || !self.keep(Rule::Drain))
+            && (flying & state.second == 0 || !self.keep(Rule::DrainIntents));
+        let mut asked = state.asked.map(|(_, intents)| intents & flying != 0);
+        if !self.keep(Rule::FlushAfterIntents) {
+            asked = asked.map(|_| false);
+        }
+        if state.flush.is_none() && drained {
             step("a flush is submitted", &|next| {
                 let unsettled = next.local == Local::Unsettled;
                 next.flush = Some(Flush {
                     landed: next.cache.len(),
                     intents: next.cached,
-                    unsettled: if unsettled { next.answered } else { 0 },
+                    unsettled: if unsettled {
+                        next.answered & !next.flying_writes()
+                    } else {
+                        0
+                    },
                     copied: next.local == Local::Copied,
-                    for_guest: next.asked.is_some(),
+                    for_guest: asked == Some(false),
                 });
                 next.flush_since |= unsettled;
             });
@@ -324,8 +368,13 @@ impl Rules {
             });
         }
         if state.kills < self.kills {
-            for submitted in state.submitted..=state.given.len() {
-                step("the helper is killed", &|next| self.kill(next, submitted));
+            // All subsets of what the kernel may have dropped.
+            for kept in 0..1u32 << state.given.len() {
+                let dropped = |at: usize| kept >> at & 1 == 0;
+                let mut ops = state.given.iter().enumerate();
+                if !ops.any(|(at, op)| dropped(at) && matches!(op, Op::Intent(_, true))) {
+                    step("the helper is killed", &|next| self.kill(next, kept));
+                }
             }
         }
     }
@@ -345,6 +394,9 @@ impl Rules {
         if !held {
             state.given.push(Op::Data(content));
         }
+        if second {
+            state.second |= 1 << content;
+        }
         state.issued = number;
         state.writing = Some(Writing {
             number,
@@ -354,6 +406,27 @@ impl Rules {
             queued: intent,
             held,
         });
+    }
+
+    /// Send the data that have waited for this intent, which is taken.
+    fn send_held(self, state: &mut State, intent: Content) {
+        let writing = state.writing.filter(|writing| writing.content == intent);
+        if let Some(writing) = writing.filter(|writing| writing.held) {
+            state.given.push(Op::Data(writing.content));
+            state.writing = Some(Writing {
+                held: false,
+                ..writing
+            });
+        }
+    }
+
+    /// Whether the write's data are there, and its intent is taken at least.
+    fn is_written(self, state: &State, writing: Writing) -> bool {
+        let taken = |op: &Op| match op {
+            Op::Intent(_, taken) => *taken || !self.keep(Rule::HandedOutIsNotTaken),
+            _ => false,
+        };
+        !writing.queued && !writing.held && state.given.iter().all(taken)
     }
 
     fn end_flush(self, state: &mut State, flush: Flush) {
@@ -370,18 +443,20 @@ impl Rules {
             state.flushed |= flush.unsettled;
         }
         state.copy_flushed |= flush.copied && state.local == Local::Copied;
-        if let Some(asked) = state.asked.filter(|_| flush.for_guest) {
+        if let Some((asked, _)) = state.asked.filter(|_| flush.for_guest) {
             state.owed |= asked;
             state.asked = None;
         }
     }
 
-    /// The kernel completes what it has, which may be less than was handed out
-    /// last; a successor recovers. The guest lives on.
-    fn kill(self, state: &mut State, submitted: usize) {
+    /// The kernel completes what it has taken, and what it has begun with of the
+    /// rest; a successor recovers. The guest lives on.
+    fn kill(self, state: &mut State, kept: u32) {
         state.kills += 1;
-        for op in state.given.drain(..).take(submitted).collect::<Vec<_>>() {
-            state.land(op);
+        for (at, op) in core::mem::take(&mut state.given).into_iter().enumerate() {
+            if kept >> at & 1 == 1 {
+                state.land(op);
+            }
         }
         if self.keep(Rule::FlushBeforeRecovery) {
             state.data = state.visible();
@@ -392,7 +467,8 @@ impl Rules {
         state.local = if local { Local::Settled } else { Local::Remote };
         state.bit = local;
         (state.intents, state.cached, state.settled) = (0, 0, false);
-        state.submitted = 0;
+        state.second = 0;
+        state.asked = state.asked.map(|(asked, _)| (asked, 0));
         state.writing = None;
         state.flush = None;
         state.flush_since = false;
@@ -406,12 +482,12 @@ impl Rules {
         let in_flight = state.given.iter().filter_map(|op| match op {
             Op::Data(content) => Some(*content),
             Op::Copy => Some(BASE),
-            Op::Intent(_) => None,
+            Op::Intent(..) => None,
         });
         let pending: Vec<_> = state.cache.iter().copied().chain(in_flight).collect();
         let torn = (!pending.is_empty()).then_some(TORN);
         let unsure = state.given.iter().fold(state.cached, |all, op| match op {
-            Op::Intent(content) => all | 1 << content,
+            Op::Intent(content, _) => all | 1 << content,
             _ => all,
         });
         for content in [state.data].into_iter().chain(pending).chain(torn) {
@@ -498,9 +574,12 @@ fn without_any_rule_something_is_lost() {
     // What shows it: a power cut alone, a power cut after kills, kills.
     for (rule, shown) in [
         (Rule::Intent, [true, true, true]),
+        (Rule::HandedOutIsNotTaken, [false, true, true]),
         (Rule::OverwriteBehindIntent, [false, true, true]),
         (Rule::SecondWriteWaits, [true, true, false]),
+        (Rule::FlushAfterIntents, [true, true, false]),
         (Rule::Drain, [true, true, false]),
+        (Rule::DrainIntents, [true, true, false]),
         (Rule::FlushData, [true, true, false]),
         (Rule::FlushMetadata, [true, true, false]),
         (Rule::SettleAfterFlush, [true, true, false]),

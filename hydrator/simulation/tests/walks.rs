@@ -11,7 +11,7 @@ use localstor_hydrator_simulation::walk::{self, Tally};
 /// `LOCALSTOR_WALKS` asks for another number.
 const WALKS: u64 = 20_000;
 /// Walks without a rule, at most; nearly all rules are missed in ten.
-const WALKS_WITHOUT_RULE: u64 = 500;
+const WALKS_WITHOUT_RULE: u64 = 2000;
 
 #[test]
 fn no_power_cut_and_no_kill_takes_what_it_must_not() {

@@ -3,7 +3,12 @@
 //! Flushes of both disks.
 //!
 //! One is in flight at a time and covers what has completed when it is
-//! submitted; others wait and share the next one.
+//! submitted; others wait and share the next one. A write may have been answered
+//! whose intent has not been written yet. So a guest's flush waits for the blocks
+//! of the journal with intents of what had been answered when it came, and for no
+//! later ones: it shares a flush only with those that need not wait any longer.
+
+use std::collections::VecDeque;
 
 use crate::context::{Context, Job};
 use crate::io::{Device, Failure, Tag};
@@ -30,8 +35,10 @@ pub(super) struct Flushes {
     pub(super) ended: u64,
     /// The last of them that has succeeded.
     pub(super) succeeded: u64,
-    /// Requests for the next flush, and for the one in flight.
-    waiting: Vec<Tag>,
+    /// Requests that wait, in the order in which they came, each with the block
+    /// of the journal that is to be written before; and those of the flush in
+    /// flight.
+    waiting: VecDeque<(Sequence, Tag)>,
     covered: Vec<Tag>,
     /// The core wants one itself.
     pub(super) wanted: bool,
@@ -41,6 +48,9 @@ pub(super) struct Flushes {
     /// Writes to the destination in flight over content that is not settled: no
     /// flush may be submitted meanwhile.
     pub(super) second_writes: u32,
+    /// The last block of the journal with an intent of such a write: none may be
+    /// submitted before it is written.
+    pub(super) second_intent: Sequence,
 }
 
 impl Flushes {
@@ -49,18 +59,19 @@ impl Flushes {
             submitted: 1,
             ended: 1,
             succeeded: 1,
-            waiting: Vec::with_capacity(64),
+            waiting: VecDeque::with_capacity(64),
             covered: Vec::with_capacity(64),
             wanted: false,
             current: None,
             metadata_dirty: false,
             second_writes: 0,
+            second_intent: Sequence(0),
         }
     }
 
-    /// The guest wants one.
-    pub(super) fn request(&mut self, tag: Tag) {
-        self.waiting.push(tag);
+    /// The guest wants one, after blocks of the journal up to this one.
+    pub(super) fn request(&mut self, tag: Tag, after: Sequence) {
+        self.waiting.push_back((after, tag));
     }
 
     /// A flush is to be submitted.
@@ -76,16 +87,20 @@ impl Flushes {
         self.current.is_none() && !self.is_wanted()
     }
 
-    /// Whether one is to be submitted, and may be.
-    pub(super) fn is_due(&self, cx: &Context) -> bool {
-        let drained = self.second_writes == 0 || !cx.rules.keep(Rule::Drain);
-        self.current.is_none() && self.is_wanted() && drained
+    /// Whether one is to be submitted, and may be, when blocks of the journal up
+    /// to this one are written.
+    pub(super) fn is_due(&self, written: Sequence, cx: &Context) -> bool {
+        let next = self.waiting.front();
+        let wanted = self.wanted || next.is_some_and(|(after, _)| *after <= written);
+        let ended = self.second_writes == 0 || !cx.rules.keep(Rule::Drain);
+        let intended = self.second_intent <= written || !cx.rules.keep(Rule::DrainIntents);
+        self.current.is_none() && wanted && ended && intended
     }
 
     /// There will be none: nothing is recorded any more.
     pub(super) fn give_up(&mut self, cx: &mut Context) {
         self.wanted = false;
-        while let Some(tag) = self.waiting.pop() {
+        while let Some((_, tag)) = self.waiting.pop_front() {
             cx.answer(tag, Err(Failure::Io));
         }
     }
@@ -95,10 +110,13 @@ impl Flushes {
         &mut self,
         covers: Sequence,
         settles: Sequence,
+        written: Sequence,
         cx: &mut Context,
     ) -> Option<Flush> {
-        let internal = self.waiting.is_empty();
-        core::mem::swap(&mut self.waiting, &mut self.covered);
+        let ready = self.waiting.partition_point(|(after, _)| *after <= written);
+        let ready = self.waiting.drain(..ready);
+        self.covered.extend(ready.map(|(_, tag)| tag));
+        let internal = self.covered.is_empty();
         self.wanted = false;
         self.submitted += 1;
         let devices = [
@@ -153,7 +171,9 @@ impl Flushes {
     /// Answer the guest's requests that this flush was for.
     pub(super) fn answer(&mut self, flush: &Flush, cx: &mut Context) {
         if flush.failure.is_some() && !cx.rules.keep(Rule::FailedFlushIsFinal) {
-            self.waiting.append(&mut self.covered);
+            for tag in self.covered.drain(..) {
+                self.waiting.push_front((Sequence(0), tag));
+            }
         }
         for tag in self.covered.drain(..) {
             cx.answer(tag, flush.failure.map_or(Ok(()), Err));

@@ -22,10 +22,43 @@ pub(super) struct Group {
     pub(super) settled: Sequence,
     /// The tail that it carries then.
     pub(super) tail: Sequence,
-    /// Requests that wait for it.
-    pub(super) requests: Vec<u32>,
+    /// Requests that wait until it is taken.
+    untaken: Vec<u32>,
+    /// Requests that wait until it is written.
+    unwritten: Vec<u32>,
     /// It has entries of no request.
     condensed: bool,
+    /// In which batch it was opened.
+    opened: u64,
+    /// Something waits for the kernel to have it.
+    pub(super) tell: bool,
+    /// The kernel has it, for good.
+    pub(super) taken: bool,
+}
+
+/// What of a block of the journal a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// That the kernel has it, for good.
+    Taken,
+    /// Its end.
+    Written,
+}
+
+impl Group {
+    fn waiting(&mut self, until: Until) -> &mut Vec<u32> {
+        match until {
+            Until::Taken => &mut self.untaken,
+            Until::Written => &mut self.unwritten,
+        }
+    }
+
+    /// All that wait for it.
+    pub(super) fn take_waiting(&mut self) -> Vec<u32> {
+        let mut waiting = core::mem::take(&mut self.untaken);
+        waiting.append(&mut self.unwritten);
+        waiting
+    }
 }
 
 /// The ring as it is being written.
@@ -56,9 +89,9 @@ pub(super) struct Log {
     low: Sequence,
     /// Blocks with intents, in the journal's order.
     pub(super) intents: VecDeque<(Sequence, Block)>,
-    /// Requests whose data are handed out behind the block with this number,
-    /// in its order.
-    pub(super) behind: VecDeque<(Sequence, u32)>,
+    /// Requests whose data are handed out when the blocks up to this number
+    /// are taken, in its order.
+    behind: VecDeque<(Sequence, u32)>,
     spare: Vec<Vec<u32>>,
 }
 
@@ -126,12 +159,13 @@ impl Log {
     }
 
     /// The group that takes entries, or a new one in a slot of these.
-    pub(super) fn open_group(&mut self, free: &mut Vec<u16>) -> Option<&mut Group> {
+    pub(super) fn open_group(&mut self, free: &mut Vec<u16>, batch: u64) -> Option<&mut Group> {
         if self.open.is_none() {
             let slot = free.pop()?;
             self.open = Some(Group {
                 sequence: self.next,
                 slot,
+                opened: batch,
                 ..Group::default()
             });
             self.next = self.next.next();
@@ -140,13 +174,13 @@ impl Log {
         self.open.as_mut()
     }
 
-    /// Add an entry of `request`, or of nobody, to the open group, composed in
-    /// `block`; the group's number. The second is true if the request was not in
-    /// it yet.
+    /// Add an entry of a request, which waits for the group, or of nobody, to the
+    /// open group, composed in `block`; the group's number. The second is true if
+    /// the request was not in it yet.
     pub(super) fn append(
         &mut self,
         entry: Entry,
-        request: Option<u32>,
+        request: Option<(u32, Until)>,
         fua: bool,
         block: &mut [u8],
     ) -> (Sequence, bool) {
@@ -164,13 +198,17 @@ impl Log {
         if let Entry::Intent { block, .. } = entry {
             self.intents.push_back((sequence, Block(block)));
         }
-        let first = request.is_some_and(|request| group.requests.last() != Some(&request));
-        if first {
-            if group.requests.capacity() == 0 {
-                group.requests = self.spare.pop().unwrap_or_default();
+        let mut first = false;
+        if let Some((request, until)) = request {
+            let waiting = group.waiting(until);
+            first = waiting.last() != Some(&request);
+            if first {
+                if waiting.capacity() == 0 {
+                    *waiting = self.spare.pop().unwrap_or_default();
+                }
+                waiting.push(request);
+                *self.holds_of(sequence) += 1;
             }
-            group.requests.extend(request);
-            *self.holds_of(sequence) += 1;
         }
         if usize::from(entries) == MAX_ENTRIES {
             self.seal();
@@ -183,10 +221,18 @@ impl Log {
         self.sealed.extend(self.open.take());
     }
 
-    /// The next request whose data follow the block with this number or an
-    /// earlier one.
-    pub(super) fn take_behind(&mut self, sequence: Sequence) -> Option<u32> {
-        let (_, request) = *self.behind.front().filter(|next| next.0 <= sequence)?;
+    /// Have the data of a request wait until blocks up to this one are taken.
+    pub(super) fn put_behind(&mut self, sequence: Sequence, request: u32) {
+        self.behind.push_back((sequence, request));
+    }
+
+    /// The next request whose data need not wait any more: never because its
+    /// intents are taken, or for nothing if `all` is lost.
+    pub(super) fn take_behind(&mut self, all: bool) -> Option<u32> {
+        let (sequence, request) = *self.behind.front()?;
+        if !all && sequence > self.taken() {
+            return None;
+        }
         self.behind.pop_front();
         Some(request)
     }
@@ -194,6 +240,59 @@ impl Log {
     /// A group is handed out; its index.
     pub(super) fn begun(&mut self, group: Group) -> u32 {
         self.in_flight.insert(group) as u32
+    }
+
+    /// Whether something waits for this group to be taken, which is being handed
+    /// out in this batch. Data that are handed out with it take about as long, and
+    /// to know sooner would be of little use.
+    pub(super) fn is_to_be_told(&self, group: &Group, batch: u64) -> bool {
+        let behind = self.behind.front();
+        !group.untaken.is_empty() && group.opened < batch
+            || behind.is_some_and(|(sequence, _)| *sequence <= group.sequence)
+    }
+
+    /// The kernel has a group, for good: the requests that wait for no more.
+    pub(super) fn take(&mut self, index: u32) -> Vec<u32> {
+        let group = self.in_flight.get_mut(index as usize);
+        group.map_or_else(Vec::new, |group| {
+            group.taken = true;
+            core::mem::take(&mut group.untaken)
+        })
+    }
+
+    /// The last group that was handed out.
+    pub(super) fn handed_out(&self) -> Sequence {
+        let next = self.sealed.front().or(self.open.as_ref());
+        next.map_or(self.next, |group| group.sequence).before()
+    }
+
+    /// The last group before those handed out of which this does not hold.
+    fn last_before(&self, except: impl Fn(&Group) -> bool) -> Sequence {
+        let others = self.in_flight.iter().map(|(_, group)| group);
+        let first = others.filter(|group| !except(group));
+        let before = first.map(|group| group.sequence.before()).min();
+        before.unwrap_or(self.handed_out())
+    }
+
+    /// All groups up to this one are taken.
+    fn taken(&self) -> Sequence {
+        self.last_before(|group| group.taken)
+    }
+
+    /// All groups up to this one are written.
+    pub(super) fn written(&self) -> Sequence {
+        self.last_before(|_| false)
+    }
+
+    /// Whether all that waits for the open group waits for it to be taken only,
+    /// with its data in flight.
+    pub(super) fn has_patience(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| {
+            let behind = self.behind.back();
+            open.unwritten.is_empty()
+                && !open.condensed
+                && behind.is_none_or(|(sequence, _)| *sequence < open.sequence)
+        })
     }
 
     /// A group is written.
@@ -241,7 +340,7 @@ mod tests {
         let mut log = Log::new(16, 512);
         let mut free = (0..12).collect();
         for _ in 0..12 {
-            log.open_group(&mut free);
+            log.open_group(&mut free, 0);
             log.seal();
         }
         assert!(!log.has_room_for_intents(1));

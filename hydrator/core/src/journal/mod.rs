@@ -29,6 +29,8 @@ use condensing::{Condensed, Condensing};
 use flushes::{Flush, Flushes};
 use log::Log;
 
+pub(crate) use log::Until;
+
 /// Bitmap blocks written at once.
 const BITMAP_WRITES: u32 = 4;
 /// Copied blocks are recorded when there are so many (128 MiB).
@@ -69,6 +71,14 @@ pub(crate) struct Journal {
     awaited: Sequence,
     /// The next group must not wait.
     urgent: bool,
+    /// The caller knows when the kernel has a group: it has told so of the last
+    /// one that it was asked of.
+    is_told: bool,
+    /// The open group is not to wait: since another one was handed out, the data
+    /// of a write in it have arrived, or the guest has flushed.
+    hurries: bool,
+    /// All that was answered has its intents in groups up to this one.
+    answered: Sequence,
 }
 
 impl Journal {
@@ -85,6 +95,9 @@ impl Journal {
             settled: Sequence(0),
             awaited: Sequence(0),
             urgent: false,
+            is_told: true,
+            hurries: false,
+            answered: Sequence(0),
         }
     }
 
@@ -145,14 +158,14 @@ impl Journal {
     pub(crate) fn record<M: Memory>(
         &mut self,
         entry: Entry,
-        (request, entries): (u32, &mut Entries),
+        (request, entries, until): (u32, &mut Entries, Until),
         fua: bool,
         cx: &mut Context,
         memory: &mut M,
     ) -> Option<(Sequence, bool)> {
-        let slot = self.log.open_group(&mut cx.free_blocks)?.slot;
+        let slot = self.log.open_group(&mut cx.free_blocks, cx.batch)?.slot;
         let block = memory.block_mut(slot);
-        let recorded = self.log.append(entry, Some(request), fua, block);
+        let recorded = self.log.append(entry, Some((request, until)), fua, block);
         entries.add(recorded.0);
         if matches!(entry, Entry::Local { .. }) {
             // It is no intent, and is not among what can be condensed.
@@ -161,21 +174,33 @@ impl Journal {
         Some(recorded)
     }
 
-    /// A request with these entries has ended.
+    /// A request with these entries ends.
     pub(crate) fn release(&mut self, entries: Entries) {
         if let Some((first, last)) = entries.0 {
+            self.answered = self.answered.max(last);
             (first.0..=last.0).for_each(|sequence| self.log.release(Sequence(sequence)));
         }
     }
 
-    /// Have the data of a request handed out behind this block.
-    pub(crate) fn put_behind(&mut self, sequence: Sequence, request: u32) {
-        self.log.behind.push_back((sequence, request));
+    /// A write with these entries has so many operations left: if these are its
+    /// groups only, it waits for nothing else any more.
+    pub(crate) fn has_left(&mut self, pending: u32, entries: Entries) {
+        if let Some((first, last)) = entries.0 {
+            let has_data = u64::from(pending) <= last - first + 1;
+            self.hurries |= has_data && last > self.log.handed_out();
+        }
     }
 
-    /// The next request whose data are to be handed out now that this block is.
-    pub(crate) fn next_behind(&mut self, sequence: Sequence) -> Option<u32> {
-        self.log.take_behind(sequence)
+    /// Have the data of a request handed out when blocks up to this one are
+    /// taken.
+    pub(crate) fn put_behind(&mut self, sequence: Sequence, request: u32) {
+        self.log.put_behind(sequence, request);
+    }
+
+    /// The next request whose data need not wait any more, or are not to be sent
+    /// at all as nothing is recorded any more.
+    pub(crate) fn next_behind(&mut self, cx: &Context) -> Option<u32> {
+        self.log.take_behind(cx.broken)
     }
 
     /// Have this block settled: somebody waits for it.
@@ -190,9 +215,16 @@ impl Journal {
 
     // Flushes.
 
-    /// The guest wants a flush.
-    pub(crate) fn flush_requested(&mut self, tag: Tag) {
-        self.flushes.request(tag);
+    /// The guest wants a flush. What it was answered before may have intents that
+    /// are not written yet.
+    pub(crate) fn flush_requested(&mut self, tag: Tag, cx: &Context) {
+        let after = if cx.rules.keep(Rule::FlushAfterIntents) {
+            self.answered
+        } else {
+            Sequence(0)
+        };
+        self.flushes.request(tag, after);
+        self.hurries = true;
     }
 
     /// The core wants a flush itself.
@@ -218,9 +250,11 @@ impl Journal {
     }
 
     /// A write over content that is not settled is in flight from now on: no
-    /// flush may be submitted meanwhile.
-    pub(crate) const fn second_write_begun(&mut self) {
+    /// flush may be submitted meanwhile, nor before its intents are written.
+    pub(crate) fn second_write_begun(&mut self, entries: Entries) {
         self.flushes.second_writes += 1;
+        let last = entries.last().unwrap_or_default();
+        self.flushes.second_intent = self.flushes.second_intent.max(last);
     }
 
     /// It is no more.
@@ -230,7 +264,8 @@ impl Journal {
 
     /// Submit the next flush, if one is wanted and may go.
     pub(crate) fn submit_flush(&mut self, regions: &mut Regions, cx: &mut Context) {
-        if !self.flushes.is_due(cx) {
+        let written = self.log.written();
+        if !self.flushes.is_due(written, cx) {
             return;
         }
         if says_nothing(regions, cx) {
@@ -241,7 +276,7 @@ impl Journal {
         } else {
             self.log.highest()
         };
-        if let Some(flush) = self.flushes.submit(covers, self.said, cx) {
+        if let Some(flush) = self.flushes.submit(covers, self.said, written, cx) {
             self.end_flush(flush, regions, cx);
         }
     }
@@ -319,7 +354,7 @@ impl Journal {
         if !self.log.has_open() && !self.log.has_room(1) {
             return false;
         }
-        let Some(group) = self.log.open_group(&mut cx.free_blocks) else {
+        let Some(group) = self.log.open_group(&mut cx.free_blocks, cx.batch) else {
             return false;
         };
         group.fua = true;
@@ -334,18 +369,30 @@ impl Journal {
             // tail, the intent would count again.
             self.make_group_urgent(cx);
         }
-        if self.log.has_open() && (self.urgent || self.log.writing() < cx.config.journal_depth) {
+        if self.log.has_open() && (self.urgent || self.log.writing() < self.depth(cx)) {
             self.log.seal();
             self.urgent = false;
         }
     }
 
-    /// Write the next group that takes no more entries.
+    /// How many groups may be in flight. Writes that wait for no more than that
+    /// their intents are taken lose nothing while their data are on their way. So
+    /// these gather in the open group, where there is somebody to tell when it is
+    /// taken. A guest that flushes will wait for the end of it.
+    fn depth(&self, cx: &Context) -> usize {
+        if self.is_told && self.log.has_patience() && !self.hurries {
+            1
+        } else {
+            cx.config.journal_depth
+        }
+    }
+
+    /// Write the next group that takes no more entries; its index.
     pub(crate) fn write_group<M: Memory>(
         &mut self,
         cx: &mut Context,
         memory: &mut M,
-    ) -> Option<Sequence> {
+    ) -> Option<u32> {
         let mut group = self.log.sealed.pop_front()?;
         group.settled = if cx.rules.keep(Rule::SettleAfterFlush) {
             self.flushed
@@ -363,24 +410,33 @@ impl Journal {
             entries: group.entries,
         };
         encode_header(&cx.config.move_id, &header, memory.block_mut(group.slot));
+        self.hurries = !self.flushes.is_idle();
         let (sequence, slot, fua) = (group.sequence, group.slot, group.fua);
         if fua {
             self.being_said = self.being_said.max(group.settled);
             self.log.telling = group.tail;
         }
         let place = Block(JOURNAL_FIRST + sequence.0 % self.log.blocks);
-        let job = Job::Group(self.log.begun(group));
-        cx.write_metadata(job, place.alone(), Buffer::Block(slot), fua);
-        Some(sequence)
+        group.tell = self.log.is_to_be_told(&group, cx.batch);
+        let tell = group.tell;
+        let index = self.log.begun(group);
+        let job = Job::Group(index);
+        cx.write_and_tell(job, place.alone(), Buffer::Block(slot), fua, tell);
+        Some(index)
+    }
+
+    /// The kernel has a group, for good: the requests that wait for no more.
+    pub(crate) fn group_taken(&mut self, index: u32) -> Vec<u32> {
+        self.is_told = true;
+        self.log.take(index)
     }
 
     /// Nothing is recorded any more: the requests that wait for the next group.
     pub(crate) fn give_up_group(&mut self, cx: &mut Context) -> Option<Vec<u32>> {
         self.log.seal();
-        self.log.behind.clear();
-        let group = self.log.sealed.pop_front()?;
+        let mut group = self.log.sealed.pop_front()?;
         cx.give_block(group.slot);
-        Some(group.requests)
+        Some(group.take_waiting())
     }
 
     /// A group is written, or not: the requests that wait for it.
@@ -391,13 +447,15 @@ impl Journal {
         regions: &mut Regions,
         cx: &mut Context,
     ) -> Vec<u32> {
-        let Some(group) = self.log.ended(index) else {
+        let Some(mut group) = self.log.ended(index) else {
             return Vec::new();
         };
         cx.give_block(group.slot);
+        self.is_told &= group.taken || !group.tell;
+        let waiting = group.take_waiting();
         if result.is_err() {
             cx.fail(Device::Metadata);
-            return group.requests;
+            return waiting;
         }
         self.said = self.said.max(group.settled);
         if group.fua {
@@ -407,7 +465,7 @@ impl Journal {
             self.flushes.metadata_dirty = true;
         }
         self.log.release(group.sequence);
-        group.requests
+        waiting
     }
 
     /// The list of requests is no longer needed.

@@ -265,19 +265,31 @@ impl Requests {
         false
     }
 
-    /// Send the data of a write that were to follow its intents.
-    pub(crate) fn send_data(&mut self, key: u32, cx: &mut Context) {
+    /// Send the data of a write that were to follow its intents; not if nothing
+    /// is recorded any more.
+    pub(crate) fn send_data<M: Memory>(
+        &mut self,
+        key: u32,
+        copier: &mut Copier,
+        parts: &mut Parts,
+        memory: &mut M,
+    ) {
+        let mut sent = Err(Failure::Io);
         if let Slow {
             part,
             state: State::Write(Write::Writing(claimed, _)),
             ..
         } = &mut self.slab[key as usize]
         {
-            write::send_data(part, claimed, cx);
+            if !parts.cx.broken {
+                write::send_data(part, claimed, &mut parts.cx);
+                sent = Ok(());
+            }
         }
+        self.ended(key, sent, copier, parts, memory);
     }
 
-    /// A block of the journal that a request waits for is written, or not.
+    /// A block of the journal is as far as a request waits for, or has failed.
     pub(crate) fn recorded<M: Memory>(
         &mut self,
         key: u32,
@@ -311,6 +323,9 @@ impl Requests {
         part.pending -= 1;
         if let Err(failure) = result {
             part.failure.get_or_insert(failure);
+        }
+        if let State::Write(Write::Writing(_, sent)) = state {
+            parts.journal.has_left(part.pending, sent.intents);
         }
         if part.pending == 0 && !self.advance(key, copier, parts, memory) {
             self.park(key);

@@ -6,7 +6,7 @@
 use crate::copier::Copier;
 use crate::format::journal::Entry as Record;
 use crate::io::{Device, Failure, Memory};
-use crate::journal::Entries;
+use crate::journal::{Entries, Until};
 use crate::parts::Parts;
 use crate::requests::part::{Next, Part};
 use crate::requests::write::record;
@@ -112,7 +112,8 @@ fn record_range<M: Memory>(
         count: blocks.count() as u32,
     };
     let mut entries = Entries::default();
-    record(part, local, &mut entries, true, parts, memory);
+    let durable = (true, Until::Written);
+    record(part, local, &mut entries, durable, parts, memory);
     if part.pending == 0 {
         return end(part, Some(entries), copier, parts);
     }

@@ -3,15 +3,17 @@
 //! Writes to what is not settled.
 //!
 //! A write *claims* its blocks, reads the rest of those that it covers in part,
-//! then sends data and intents at the same time and ends when both have ended.
-//! Where it overwrites what is local already, the data follow their intents in
-//! the same batch.
+//! then sends data and intents at the same time. It ends when its data are
+//! written and its intents are *taken*: the kernel carries them out, whatever
+//! becomes of the process. With FUA it ends when both are durable. Where it
+//! overwrites what is local already, the data are sent when the intents are
+//! taken.
 
 use crate::context::{Context, Job};
 use crate::copier::Copier;
 use crate::format::journal::{Entry as Record, checksum, checksum_seed};
 use crate::io::{Buffer, Device, Failure, Memory};
-use crate::journal::Entries;
+use crate::journal::{Entries, Until};
 use crate::parts::Parts;
 use crate::regions::Entry;
 use crate::requests::part::{Next, Part};
@@ -54,7 +56,7 @@ pub(super) struct Claimed {
 /// What of a write is in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
-    intents: Entries,
+    pub(super) intents: Entries,
     /// It overwrites content that is not settled.
     second: bool,
 }
@@ -225,7 +227,7 @@ fn copy_up<M: Memory>(part: &mut Part, block: Block, slot: u16, parts: &mut Part
     }
 }
 
-/// Send the data and the intents of a write, all at the same time.
+/// Send the data and the intents of a write, all at the same time if that may be.
 fn send<M: Memory>(
     part: &mut Part,
     mut claimed: Claimed,
@@ -260,14 +262,17 @@ fn send<M: Memory>(
         }
     }
     if sent.second {
-        parts.journal.second_write_begun();
+        parts.journal.second_write_begun(sent.intents);
     }
     if claimed.over_local {
         parts.regions.overwrite_begun();
     }
     let behind = claimed.over_local && parts.cx.rules.keep(Rule::OverwriteBehindIntent);
     match sent.intents.last().filter(|_| behind) {
-        Some(sequence) => parts.journal.put_behind(sequence, part.key),
+        Some(sequence) => {
+            part.pending += 1;
+            parts.journal.put_behind(sequence, part.key);
+        }
         None => send_data(part, &claimed, &mut parts.cx),
     }
     Next::Flight(Write::Writing(claimed, sent))
@@ -297,7 +302,12 @@ fn intend<M: Memory>(
         checksum,
     };
     let fua = part.fua && parts.cx.rules.keep(Rule::FuaIntent);
-    if let Some(sequence) = record(part, intent, intents, fua, parts, memory) {
+    let until = if part.fua && parts.cx.rules.keep(Rule::FuaAfterIntent) {
+        Until::Written
+    } else {
+        Until::Taken
+    };
+    if let Some(sequence) = record(part, intent, intents, (fua, until), parts, memory) {
         parts.regions.intended(block, sequence);
     }
 }
@@ -307,11 +317,11 @@ pub(super) fn record<M: Memory>(
     part: &mut Part,
     entry: Record,
     entries: &mut Entries,
-    fua: bool,
+    (fua, until): (bool, Until),
     parts: &mut Parts,
     memory: &mut M,
 ) -> Option<Sequence> {
-    let whose = (part.key, entries);
+    let whose = (part.key, entries, until);
     let recorded = parts
         .journal
         .record(entry, whose, fua, &mut parts.cx, memory);
@@ -354,13 +364,13 @@ fn overlay<M: Memory>(part: &Part, claimed: &Claimed, memory: &mut M) {
     }
 }
 
-/// Send the data of a write. Where they overwrite what is local already, their
-/// intents have been handed out before them:
+/// Send the data of a write. Where they overwrite what is local already, the
+/// kernel has had their intents for good before:
 ///
-/// Were the process killed when the kernel has the data and not the intent,
-/// recovery would find neither the old content nor a checksum of the new one:
-/// the block would be the source's again, though the guest was answered, or has
-/// read, what was there. An intent without its data does no harm.
+/// Were the process killed when the kernel has begun with the data and not with
+/// the intent, recovery would find neither the old content nor a checksum of the
+/// new one: the block would be the source's again, though the guest was answered,
+/// or has read, what was there. An intent without its data does no harm.
 pub(super) fn send_data(part: &mut Part, claimed: &Claimed, cx: &mut Context) {
     let awaited = cx.rules.keep(Rule::DataBeforeCompletion);
     let job = if awaited { part.job() } else { Job::Nobodys };
@@ -437,7 +447,8 @@ fn take_back<M: Memory>(
     for block in blocks.iter() {
         if is_first_write(block, parts) {
             let void = Record::Void { block: block.0 };
-            record(part, void, &mut voids, true, parts, memory);
+            let durable = (true, Until::Written);
+            record(part, void, &mut voids, durable, parts, memory);
         }
     }
     if part.pending == 0 {
