@@ -152,6 +152,9 @@ fn in_steady_state_nothing_is_allocated() {
         for block in scattered(20_000, 64 * GIB / 4096) {
             null.one(WRITE, (block ^ from) * 4096 % (64 * GIB), 4096);
             null.one(Operation::Flush, 0, 0);
+            null.request(1, WRITE, (block ^ from ^ 1) * 4096 % (64 * GIB), 4096);
+            let fua = Operation::Write { fua: true };
+            null.one(fua, (block ^ from ^ 2) * 4096 % (64 * GIB), 4096);
             null.one(Operation::Read, block * 4096, 4096);
         }
     };

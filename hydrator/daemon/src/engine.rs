@@ -634,7 +634,7 @@ impl Engine {
             return false;
         };
         // What has neither ended nor been refused is with the disk.
-        for index in std::mem::take(&mut prompt.offered) {
+        for index in prompt.offered.drain(..) {
             if let Some(operation) = self.operations[index as usize] {
                 self.volume.taken(now, operation.io, &mut self.buffers);
             }

@@ -52,13 +52,6 @@ impl Group {
             Until::Written => &mut self.unwritten,
         }
     }
-
-    /// All that wait for it.
-    pub(super) fn take_waiting(&mut self) -> Vec<u32> {
-        let mut waiting = core::mem::take(&mut self.untaken);
-        waiting.append(&mut self.unwritten);
-        waiting
-    }
 }
 
 /// The ring as it is being written.
@@ -258,6 +251,17 @@ impl Log {
             group.taken = true;
             core::mem::take(&mut group.untaken)
         })
+    }
+
+    /// All requests that wait for a group which is over.
+    pub(super) fn waiting_for(&mut self, group: Group) -> Vec<u32> {
+        let (mut waiting, mut others) = (group.untaken, group.unwritten);
+        if waiting.is_empty() {
+            core::mem::swap(&mut waiting, &mut others);
+        }
+        waiting.append(&mut others);
+        self.recycle(others);
+        waiting
     }
 
     /// The last group that was handed out.

@@ -434,9 +434,9 @@ impl Journal {
     /// Nothing is recorded any more: the requests that wait for the next group.
     pub(crate) fn give_up_group(&mut self, cx: &mut Context) -> Option<Vec<u32>> {
         self.log.seal();
-        let mut group = self.log.sealed.pop_front()?;
+        let group = self.log.sealed.pop_front()?;
         cx.give_block(group.slot);
-        Some(group.take_waiting())
+        Some(self.log.waiting_for(group))
     }
 
     /// A group is written, or not: the requests that wait for it.
@@ -447,15 +447,14 @@ impl Journal {
         regions: &mut Regions,
         cx: &mut Context,
     ) -> Vec<u32> {
-        let Some(mut group) = self.log.ended(index) else {
+        let Some(group) = self.log.ended(index) else {
             return Vec::new();
         };
         cx.give_block(group.slot);
         self.is_told &= group.taken || !group.tell;
-        let waiting = group.take_waiting();
         if result.is_err() {
             cx.fail(Device::Metadata);
-            return waiting;
+            return self.log.waiting_for(group);
         }
         self.said = self.said.max(group.settled);
         if group.fua {
@@ -465,7 +464,7 @@ impl Journal {
             self.flushes.metadata_dirty = true;
         }
         self.log.release(group.sequence);
-        waiting
+        self.log.waiting_for(group)
     }
 
     /// The list of requests is no longer needed.
