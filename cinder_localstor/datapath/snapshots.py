@@ -88,7 +88,8 @@ class Snapshots:
                 raise exception.AlreadyThere(name=snapshot.name,
                                              volume_id=snapshot.volume_id)
             self._handles.check_there(name)
-            self._check_whole(snapshot, found[name])
+            self._check_whole(snapshot,
+                              found.get(name) or self._volumes.find(name))
         self._check_space(', '.join(sorted(
             snapshot.name for snapshot in of.values())))
         self._volumes.create_snapshots(

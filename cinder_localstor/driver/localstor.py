@@ -352,16 +352,26 @@ class LocalStorDriver(driver.VolumeDriver):
         Where the group's type does not want that, Cinder takes one after the
         other.
         """
+        self._unfinished.leave_group_snapshot(group_snapshot.id)
         if not volume_utils.is_group_a_cg_snapshot_type(group_snapshot):
             raise NotImplementedError
         ctxt = context.get_admin_context()
-        with (self._unfinished.under_way(group_snapshot.id),
-              self._group_snapshot_told(snapshots)):
+        with self._group_snapshot_told(snapshots):
             places = self._service.keeper.create_together(ctxt, snapshots)
         status = fields.SnapshotStatus.AVAILABLE
         return {'status': status}, [
             {'id': snapshot_id, 'status': status, **place}
             for snapshot_id, place in places.items()]
+
+    def delete_consistencygroup(
+            self, ctxt: context.RequestContext, group: Any,
+            volumes: list[objects.Volume]
+    ) -> tuple[dict[str, str], list[dict[str, Any]]]:
+        """Let a group go of Cinder's type for those of former releases.
+
+        The driver makes none, so that it has no volumes.
+        """
+        return {'status': fields.GroupStatus.DELETED}, []
 
     @staticmethod
     @contextlib.contextmanager
@@ -417,7 +427,7 @@ class LocalStorDriver(driver.VolumeDriver):
                            volume: objects.Volume, snapshot: objects.Snapshot
                            ) -> None:
         ctxt = context.get_admin_context()
-        with (self._unfinished.under_way(volume.id),
+        with (self._unfinished.reverting(volume.id),
               self._reverted_or_as_it_was(ctxt, volume)):
             present = objects.Volume.get_by_id(ctxt, volume.id)
             if present.provider_location:

@@ -107,21 +107,26 @@ class Unfinished:
         self._volumes = volumes
         self._extend = extend
         self._custodian = keeps
-        # Ids of volumes that this process reverts, and of snapshots of groups
-        # that it takes
-        self._under_way: set[str] = set()
+        # Ids of volumes that this process reverts
+        self._reverting: set[str] = set()
+        # Ids of all snapshots of groups that this process was asked for: it
+        # says itself what has become of them
+        self._asked_for: set[str] = set()
 
     @contextlib.contextmanager
-    def under_way(self, what: str) -> Iterator[None]:
-        """Leave something to who works at it, however long that takes.
-
-        :param what: the id of a volume, or of a snapshot of a group
-        """
-        self._under_way.add(what)
+    def reverting(self, volume_id: str) -> Iterator[None]:
+        """Leave a volume to who reverts it, however long that takes."""
+        self._reverting.add(volume_id)
         try:
             yield
         finally:
-            self._under_way.discard(what)
+            self._reverting.discard(volume_id)
+
+    def leave_group_snapshot(self, taken_id: str) -> None:
+        """Leave a snapshot of a group to Cinder, for as long as this process
+        lives.
+        """
+        self._asked_for.add(taken_id)
 
     def settle(self, ctxt: context.RequestContext) -> None:
         """Settle what there is; what can't be yet is left for the next look.
@@ -132,7 +137,7 @@ class Unfinished:
             if volume.migration_status in gate.MIGRATION_OVER:
                 self._rest(volume)
         for volume in self._stale(ctxt, 'reverting'):
-            if volume.id not in self._under_way:
+            if volume.id not in self._reverting:
                 self._settle_revert(ctxt, volume)
         # Whoever has settled the volume may have died before this.
         for snapshot in self._stale_snapshots(ctxt, 'restoring'):
@@ -148,7 +153,7 @@ class Unfinished:
             if snapshot.volume.status != 'deleting':
                 self._break_off_deletion(snapshot)
         for taken in self._stale_group_snapshots(ctxt):
-            if taken.id not in self._under_way:
+            if taken.id not in self._asked_for:
                 self._break_off_group_snapshot(taken)
         for status in ('creating', custodian.UNMANAGING):
             for snapshot in self._stale_snapshots(ctxt, status):
@@ -193,12 +198,13 @@ class Unfinished:
 
     @staticmethod
     def _break_off_group_snapshot(taken: objects.GroupSnapshot) -> None:
+        broken_off = ({'status': fields.SnapshotStatus.ERROR},
+                      {'status': fields.SnapshotStatus.CREATING})
+        # Last of all the one by which it is found
+        for what in (*taken.snapshots, taken):
+            what.conditional_update(*broken_off)
         LOG.warning('Snapshot %s of a group was being taken when the service '
                     'ended. It holds no moment, and can be deleted', taken.id)
-        for what in (*taken.snapshots, taken):
-            if what.status == fields.SnapshotStatus.CREATING:
-                what.status = fields.SnapshotStatus.ERROR
-                what.save()
 
     def _settle_revert(self, ctxt: context.RequestContext,
                        volume: objects.Volume) -> None:
@@ -227,8 +233,15 @@ class Unfinished:
                                ) -> list[objects.GroupSnapshot]:
         return [taken for taken in objects.GroupSnapshotList.get_all(
             ctxt, filters={'status': fields.GroupSnapshotStatus.CREATING})
-            if volume_utils.extract_host(taken.host) == self._host
-            and _changed_at(taken) < _long_ago()]
+            if _changed_at(taken) < _long_ago() and self._has(taken)]
+
+    def _has(self, taken: objects.GroupSnapshot) -> bool:
+        """Whether a snapshot of a group is on this backend."""
+        try:
+            host = taken.host
+        except cinder_exception.GroupNotFound:
+            return False
+        return bool(host) and volume_utils.extract_host(host) == self._host
 
     def _settle_extensions(self, ctxt: context.RequestContext,
                            extending: list[objects.Volume]) -> None:

@@ -61,7 +61,8 @@ RUNTIME = '/run/localstor'
 # systemd(1) runs here if this is there, see sd_booted(3).
 SYSTEMD = '/run/systemd/system'
 
-GUARD = [sys.executable, suspension.__file__]
+# Isolated: the folder that it is in has modules of its own.
+GUARD = [sys.executable, '-I', suspension.__file__]
 # Guards by their process ids.  Each ends with this process: it has the other
 # end of their input.
 _guards: dict[int, subprocess.Popen[str]] = {}
@@ -222,7 +223,7 @@ def hold(names: list[str], seconds: float, timeout: float
     :param seconds: after which they go on, whatever happens
     :param timeout: seconds that it may take to suspend them
     """
-    os.makedirs(RUNTIME, exist_ok=True)
+    _make_directory(RUNTIME)
     guard = _start([*_scope(), *GUARD, suspension_lock(), str(seconds),
                     *names], subprocess.PIPE)
     told = cast(IO[str], guard.stdout)
@@ -230,7 +231,15 @@ def hold(names: list[str], seconds: float, timeout: float
             and told.readline() == suspension.HELD):
         _guards[guard.pid] = guard
         return 0, str(guard.pid), ''
-    return _dismiss(guard, timeout)
+    status, _out, err = _dismiss(guard, timeout)
+    # It may have said it a moment later.
+    return status or TIMED_OUT, '', err
+
+
+def _make_directory(path: str) -> None:
+    """For root alone to write in; the umask of a privsep daemon is 0."""
+    os.makedirs(path, 0o755, exist_ok=True)
+    os.chmod(path, 0o755)
 
 
 @CONTEXT.entrypoint
@@ -316,8 +325,10 @@ def refuse_discards(device: str) -> None:
 @CONTEXT.entrypoint
 def install_udev_rules(path: str, text: str) -> None:
     """Put rules where udevd reads them: all of them or none."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    _make_directory(os.path.dirname(path))
     new = path + '.new'
-    with open(new, 'w') as file:
+    with open(new, 'w', opener=lambda name, flags: os.open(
+            name, flags | os.O_NOFOLLOW, 0o644)) as file:
+        os.fchmod(file.fileno(), 0o644)
         file.write(text)
     os.replace(new, path)

@@ -18,15 +18,16 @@ from a disk that may be busy.
 
 from collections.abc import Sequence
 import contextlib
+import errno
 import fcntl
-import glob
+import os
 import select
 import signal
 import subprocess
 import sys
 import time
 
-NODES = '/sys/block/dm-*/dm'
+BLOCK = '/sys/block'
 HELD = 'held\n'
 # Exit statuses of the guard, beside 0: its time was over, or a node can't be
 # suspended
@@ -36,19 +37,24 @@ TICK = 0.05
 
 
 def suspended() -> dict[str, str]:
-    """UUIDs of the nodes that are suspended, by name; no command."""
+    """UUIDs of the nodes that are suspended, by name; no command.
+
+    :raises OSError: that can't be known
+    """
     found = {}
-    for directory in glob.glob(NODES):
+    for device in os.listdir(BLOCK):
         try:
-            if _read(directory, 'suspended') == '1':
-                found[_read(directory, 'name')] = _read(directory, 'uuid')
-        except OSError:
-            continue  # it has just gone
+            if device.startswith('dm-') and _read(device, 'suspended') == '1':
+                found[_read(device, 'name')] = _read(device, 'uuid')
+        except OSError as error:
+            # It has just gone.  Whoever can't be looked at may be suspended.
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                raise
     return found
 
 
-def _read(directory: str, name: str) -> str:
-    with open('%s/%s' % (directory, name)) as file:
+def _read(device: str, name: str) -> str:
+    with open('%s/%s/dm/%s' % (BLOCK, device, name)) as file:
         return file.read().strip()
 
 
@@ -86,15 +92,28 @@ def _let_go(names: Sequence[str], suspending: subprocess.Popen[bytes]
     # A suspend that waits is interrupted by that, and leaves the node live.
     suspending.kill()
     resuming: dict[str, subprocess.Popen[bytes]] = {}
-    # What is still being suspended can't be resumed.
-    while suspending.poll() is None or suspended().keys() & set(names):
-        for name in suspended().keys() & set(names):
+    while True:
+        # What is still being suspended can't be resumed.
+        ended = suspending.poll() is not None
+        waiting = _waiting(names)
+        if ended and not waiting:
+            return
+        for name in waiting:
             if name not in resuming or resuming[name].poll() is not None:
                 # There may be no memory for it at the moment.
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, MemoryError):
                     # Guests may go on before udev has done anything.
                     resuming[name] = _dmsetup('resume', '--noudevsync', name)
         time.sleep(TICK)
+
+
+def _waiting(names: Sequence[str]) -> set[str]:
+    """Those of some nodes that are suspended, or may be."""
+    try:
+        return suspended().keys() & set(names)
+    except (OSError, MemoryError):
+        # The machine is out of files or memory at the moment.
+        return set(names)
 
 
 def main(lock: str, seconds: str, *names: str) -> int:
@@ -102,8 +121,11 @@ def main(lock: str, seconds: str, *names: str) -> int:
     # It ends soon enough, and not before all nodes go on.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    with open(lock, 'w') as locked:
-        fcntl.flock(locked, fcntl.LOCK_EX)
+    # Whoever may open it may lock it, and stop all guards.
+    locked = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    with open(locked, 'w') as held:
+        os.fchmod(locked, 0o600)
+        fcntl.flock(held, fcntl.LOCK_EX)
         # Nobody may wait for it any more.
         status = EARLY if _input_ends(0) else _hold(names, float(seconds))
     if status == EARLY:

@@ -495,18 +495,53 @@ class UnfinishedTest(GroupTestCase):
         taken = self.die()
         self.settle(patience=unfinished.PATIENCE)
         self.assert_all('creating', taken)
-        with self.cloud.managers[A].driver._unfinished.under_way(taken.id):
-            self.settle()
-        self.assert_all('creating', taken)
 
     def test_one_of_another_backend_is_left_to_it(self):
         taken = self.die()
         self.settle(B)
         self.assert_all('creating', taken)
 
-    def test_one_that_is_being_taken_is_under_way(self):
-        left = self.cloud.managers[A].driver._unfinished._under_way
-        seen = set()
-        self.node.faults.observe = lambda _host, _name: seen.update(left)
+
+class UnderWayTest(GroupTestCase):
+    """A snapshot that Cinder still works at, however long that takes."""
+
+    def settle(self):
+        with mock.patch.object(unfinished, 'PATIENCE', -2):
+            self.cloud.managers[A].driver._settle_unfinished()
+
+    def test_it_is_left_alone(self):
+        driver = self.cloud.managers[A].driver
+        asked, seen = driver.create_group_snapshot, []
+
+        def ask(*arguments):
+            try:
+                return asked(*arguments)
+            finally:
+                self.settle()
+                seen.extend(taken.status for taken in self.all_taken())
+        with mock.patch.object(driver, 'create_group_snapshot', ask):
+            taken = self.take()
+        self.assertEqual((['creating'], 'available'), (seen, taken.status))
+
+    def test_one_that_was_made_is_not_broken_off_by_an_older_look(self):
+        driver = self.cloud.managers[A].driver
         taken = self.take()
-        self.assertEqual(({taken.id}, set()), (seen, left))
+        row = objects.GroupSnapshot.get_by_id(self.ctxt, taken.id)
+        row.status = 'creating'
+        driver._unfinished._break_off_group_snapshot(row)
+        taken.refresh()
+        self.assertEqual('available', taken.status)
+
+
+class EachByItselfTest(UnderWayTest):
+    """The same where Cinder takes one after the other."""
+
+    specs = {}
+
+
+class FormerReleasesTest(test_manager.ManagerTestCase):
+
+    def test_group_that_could_not_be_made_can_be_deleted(self):
+        update, volumes = self.cloud.managers[A].driver \
+            .delete_consistencygroup(self.ctxt, mock.sentinel.group, [])
+        self.assertEqual(({'status': 'deleted'}, []), (update, volumes))

@@ -332,7 +332,7 @@ class RevertTest(UnfinishedTestCase):
 
     def test_one_that_is_under_way_goes_on(self):
         self.ask()
-        with self.unfinished.under_way(self.volume.id):
+        with self.unfinished.reverting(self.volume.id):
             self.settle()
             self.assertEqual(('reverting', 1), self.state())
             self.snapshot.refresh()

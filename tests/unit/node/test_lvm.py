@@ -574,12 +574,11 @@ class SuspendedTest(GroupTestCase):
     def setUp(self):
         super().setUp()
         self.directory = self.useFixture(fixtures.TempDir()).path
-        self.patch('cinder_localstor.node.suspension.NODES',
-                   os.path.join(self.directory, '*'))
+        self.patch('cinder_localstor.node.suspension.BLOCK', self.directory)
 
     def device(self, name, suspended=True, uuid='LVM-x'):
-        directory = os.path.join(self.directory, name)
-        os.mkdir(directory)
+        directory = os.path.join(self.directory, 'dm-' + name, 'dm')
+        os.makedirs(directory)
         for field, value in (('name', name), ('uuid', uuid),
                              ('suspended', int(suspended))):
             with open(os.path.join(directory, field), 'w') as file:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -47,6 +48,15 @@ class PrivilegedTestCase(unittest.TestCase):
 
     def path(self, name):
         return os.path.join(self.directory, name)
+
+    @contextlib.contextmanager
+    def any_umask(self):
+        """As a privsep daemon has it."""
+        before = os.umask(0)
+        try:
+            yield
+        finally:
+            os.umask(before)
 
     def program(self, name, text):
         with open(self.path(name), 'w') as file:
@@ -241,7 +251,7 @@ class LockTest(PrivilegedTestCase):
 GUARD = """
 import sys
 from cinder_localstor.node import suspension
-suspension.NODES = sys.argv[1]
+suspension.BLOCK = sys.argv[1]
 sys.exit(suspension.main(*sys.argv[2:]))
 """
 # A service that suspends nodes and does nothing else
@@ -261,11 +271,12 @@ command=$1
 shift
 for name; do
     case $name in -*) continue;; esac
-    [ -e $name/$command-hangs ] && exec sleep 60
-    [ -e $name ] || { echo "Device $name not found" >&2; exit 1; }
-    rm $name/$command-fails 2>/dev/null && exit 1
+    node=dm-$name/dm
+    [ -e $node/$command-hangs ] && exec sleep 60
+    [ -e $node ] || { echo "Device $name not found" >&2; exit 1; }
+    rm $node/$command-fails 2>/dev/null && exit 1
     case $command in suspend) new=1;; resume) new=0;; esac
-    echo $new >$name/suspended
+    echo $new >$node/suspended
     echo $command $name >>log
 done
 """
@@ -279,11 +290,11 @@ class GuardTest(PrivilegedTestCase):
         self.nodes = self.path('nodes')
         self.program('dmsetup', 'cd %s\n%s' % (self.nodes, DMSETUP))
         for name in ('a', 'b'):
-            os.makedirs(self.path('nodes/' + name))
+            os.makedirs(self.path('nodes/dm-%s/dm' % name))
             for field, value in (('name', name), ('suspended', '0'),
                                  ('uuid', 'LOCALSTOR-' + name)):
                 self.write(name, field, value)
-        self.guard = [sys.executable, '-c', GUARD, self.nodes + '/*']
+        self.guard = [sys.executable, '-c', GUARD, self.nodes]
         for name, value in (
                 ('GUARD', self.guard), ('select', patcher.original('select')),
                 ('RUNTIME', self.path('run')),
@@ -291,12 +302,13 @@ class GuardTest(PrivilegedTestCase):
             patched = mock.patch.object(privileged, name, value)
             patched.start()
             self.addCleanup(patched.stop)
-        nodes = mock.patch.object(suspension, 'NODES', self.nodes + '/*')
+        nodes = mock.patch.object(suspension, 'BLOCK', self.nodes)
         nodes.start()
         self.addCleanup(nodes.stop)
 
     def write(self, name, field, value=''):
-        with open(os.path.join(self.nodes, name, field), 'w') as file:
+        path = os.path.join(self.nodes, 'dm-' + name, 'dm', field)
+        with open(path, 'w') as file:
             file.write(value)
 
     def suspended(self):
@@ -406,6 +418,44 @@ class GuardTest(PrivilegedTestCase):
         self.assertEqual({'a', 'b'}, self.suspended())
         os.rename(self.path('away'), self.path('dmsetup'))
         self.wait_until(lambda: not self.suspended())
+
+    def test_so_it_is_where_nobody_can_look_at_the_moment(self):
+        guard = self.hold()
+        with mock.patch.object(suspension, 'BLOCK', self.nodes):
+            os.rename(self.nodes, self.path('away'))
+            # As a machine does that is out of files
+            with open(self.nodes, 'w'):
+                pass
+            self.assertEqual(privileged.TIMED_OUT,
+                             privileged.let_go(guard, 0.5)[0])
+            os.remove(self.nodes)
+            os.rename(self.path('away'), self.nodes)
+        self.wait_until(lambda: not self.suspended())
+
+    def test_nobody_else_can_lock_what_it_locks(self):
+        os.mkdir(self.path('run'), 0o777)
+        with self.any_umask():
+            self.hold()
+        self.assertEqual(0o755, os.stat(self.path('run')).st_mode & 0o777)
+        self.assertEqual(0o600, os.stat(
+            privileged.suspension_lock()).st_mode & 0o777)
+
+    def test_it_follows_no_link_of_anybody(self):
+        os.mkdir(self.path('run'))
+        with open(self.path('precious'), 'w') as file:
+            file.write('content')
+        os.symlink(self.path('precious'), privileged.suspension_lock())
+        self.assertNotEqual(0, privileged.hold(['a'], 60, 10)[0])
+        with open(self.path('precious')) as file:
+            self.assertEqual('content', file.read())
+
+    def test_one_that_is_ready_too_late_is_a_time_out(self):
+        # Nothing is read before it is given up.
+        with mock.patch.object(privileged.select, 'select',
+                               return_value=([], [], [])):
+            status, out, _err = privileged.hold(['a'], 60, 10)
+        self.assertNotEqual(0, status)
+        self.assertEqual('', out)
 
     def test_one_that_hangs_keeps_the_others_from_nothing(self):
         guard = self.hold()
@@ -538,6 +588,14 @@ class FileTest(PrivilegedTestCase):
         # A file is no block device.
         self.assertRaises(OSError, privileged.forget_cached, path)
         self.assertEqual(before, len(os.listdir('/proc/self/fd')))
+
+    def test_nobody_else_writes_rules(self):
+        path = self.path('run/rules.d/56.rules')
+        with self.any_umask():
+            privileged.install_udev_rules(path, 'text')
+        self.assertEqual(0o644, os.stat(path).st_mode & 0o777)
+        self.assertEqual(0o755, os.stat(
+            os.path.dirname(path)).st_mode & 0o777)
 
     def test_rules_are_replaced_as_a_whole(self):
         path = self.path('run/rules.d/56.rules')
