@@ -210,7 +210,7 @@ pub(crate) struct Engine {
     // Data can't give space back and promise zeros; nor can it make zeros.
     unmaps: bool,
     makes_zeros: bool,
-    // None where the kernel gives no second ring.
+    // None where that is not wanted, or the kernel gives no second ring.
     prompt: Option<Prompt>,
     // Until when nothing is begun, and the guest's requests that wait for it.
     paused: Option<Time>,
@@ -285,10 +285,16 @@ impl Engine {
             discarder: None,
             unmaps: true,
             makes_zeros: true,
-            prompt: Prompt::new(),
+            prompt: None,
             paused: None,
             held: Vec::with_capacity(config.requests),
         })
+    }
+
+    /// Tell the core when the kernel has an intent, so that it answers a write
+    /// before that is written.
+    pub(crate) fn answer_early(&mut self) {
+        self.prompt = Prompt::new();
     }
 
     /// The core.
@@ -1010,6 +1016,7 @@ mod tests {
         const WRITES: u32 = 64;
         for works in [true, false] {
             let mut bench = Bench::new(false);
+            bench.engine.answer_early();
             bench.engine.prompt.as_mut().unwrap().works = works;
             for tag in 0..WRITES {
                 let request = Request {

@@ -143,7 +143,10 @@ impl Server {
         let mut memory = Memory::new(SUPERBLOCKS + engine::memory_needed(&config) + frontend)?;
         ring.register_memory(memory.whole());
         let volume = open_volume(settings, &config, &disks, &mut ring, &mut memory)?;
-        let engine = Engine::new(volume, &config, disks, &mut memory)?;
+        let mut engine = Engine::new(volume, &config, disks, &mut memory)?;
+        if settings.early_answers {
+            engine.answer_early();
+        }
         let control = Control::listen(&runtime.control(), &mut ring)?;
         Ok(Server {
             settings: settings.clone(),

@@ -70,6 +70,11 @@ impl Write {
         parts: &mut Parts,
         memory: &mut M,
     ) -> Next<Self> {
+        let intended = matches!(&self, Self::Writing(_, sent) if sent.intents.last().is_some());
+        if intended && parts.cx.broken {
+            // Its intent may have been taken, and then not be written.
+            part.failure.get_or_insert(Failure::Io);
+        }
         let failed = part.failure.is_some();
         match self {
             Self::Claim => claim(part, copier, parts, memory),
