@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -239,7 +240,7 @@ def hold(names: list[str], seconds: float, timeout: float
 def _make_directory(path: str) -> None:
     """For root alone to write in; the umask of a privsep daemon is 0."""
     os.makedirs(path, 0o755, exist_ok=True)
-    os.chmod(path, 0o755)
+    os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) & ~0o022)
 
 
 @CONTEXT.entrypoint
