@@ -22,6 +22,7 @@ from lab import instances
 from lab import journal as journals
 from lab import ledger as ledgers
 from lab import leftovers
+from lab import node as nodes
 from lab import rest
 from lab import user as users
 
@@ -82,12 +83,26 @@ class Actor(abc.ABC):
     def subject(self) -> str:
         """What all that he does is about, in words."""
 
-    @abc.abstractmethod
     def _turn(self) -> None:
         """One decision.
 
         It takes the same numbers of the generator whatever the cloud has
         answered, so that the same seed decides the same again.
+        """
+        dice, second = self._random.random(), self._random.random()
+        node = self._random.choice(self._nodes)
+        if self._unsure or self._untidy:
+            self._clear_up()
+        if not self._unsure:
+            self._decide(dice, second, node)
+
+    @abc.abstractmethod
+    def _decide(self, dice: float, second: float, node: nodes.Node) -> None:
+        """Act, now that it is known what there is.
+
+        :param dice: says what to do
+        :param second: says how
+        :param node: one of the nodes
         """
 
     @abc.abstractmethod

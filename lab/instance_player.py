@@ -87,13 +87,7 @@ class InstancePlayer(actor.Actor):
 
     # -- Turns --------------------------------------------------------------
 
-    def _turn(self) -> None:
-        dice, second = self._random.random(), self._random.random()
-        node = self._random.choice(self._nodes)
-        if self._unsure or self._untidy:
-            self._clear_up()
-        if self._unsure:
-            return
+    def _decide(self, dice: float, second: float, node: nodes.Node) -> None:
         if self._instance is None:
             self._act('boot on ' + node.name, lambda: self._boot(node))
             return

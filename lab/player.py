@@ -79,13 +79,7 @@ class Player(actor.Actor):
 
     # -- Turns --------------------------------------------------------------
 
-    def _turn(self) -> None:
-        dice, second = self._random.random(), self._random.random()
-        node = self._random.choice(self._nodes)
-        if self._unsure or self._untidy:
-            self._clear_up()
-        if self._unsure:
-            return
+    def _decide(self, dice: float, second: float, node: nodes.Node) -> None:
         if not self.volume:
             self._act('create', self._create)
         elif self._attachment is None:

@@ -201,10 +201,12 @@ class Unfinished:
         broken_off = ({'status': fields.SnapshotStatus.ERROR},
                       {'status': fields.SnapshotStatus.CREATING})
         # Last of all the one by which it is found
-        for what in (*taken.snapshots, taken):
+        for what in taken.snapshots:
             what.conditional_update(*broken_off)
-        LOG.warning('Snapshot %s of a group was being taken when the service '
-                    'ended. It holds no moment, and can be deleted', taken.id)
+        if taken.conditional_update(*broken_off):
+            LOG.warning('Snapshot %s of a group was being taken when the '
+                        'service ended. It holds no moment, and can be '
+                        'deleted', taken.id)
 
     def _settle_revert(self, ctxt: context.RequestContext,
                        volume: objects.Volume) -> None:

@@ -433,8 +433,8 @@ class GuardTest(PrivilegedTestCase):
         self.wait_until(lambda: not self.suspended())
 
     def test_nobody_else_can_lock_what_it_locks(self):
-        os.mkdir(self.path('run'), 0o777)
         with self.any_umask():
+            os.mkdir(self.path('run'), 0o777)
             self.hold()
         self.assertEqual(0o755, os.stat(self.path('run')).st_mode & 0o777)
         self.assertEqual(0o600, os.stat(
@@ -450,9 +450,12 @@ class GuardTest(PrivilegedTestCase):
             self.assertEqual('content', file.read())
 
     def test_one_that_is_ready_too_late_is_a_time_out(self):
-        # Nothing is read before it is given up.
-        with mock.patch.object(privileged.select, 'select',
-                               return_value=([], [], [])):
+        def give_up(*_arguments):
+            # A moment before it says that they are held
+            self.wait_until(self.suspended)
+            time.sleep(0.5)
+            return [], [], []
+        with mock.patch.object(privileged.select, 'select', give_up):
             status, out, _err = privileged.hold(['a'], 60, 10)
         self.assertNotEqual(0, status)
         self.assertEqual('', out)
