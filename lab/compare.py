@@ -13,11 +13,14 @@ import dataclasses
 import statistics
 import time
 
+from keystoneauth1 import exceptions
+
 from lab import cloud as clouds
 from lab import configuration
 from lab import instances
 from lab import leftovers
 from lab import node as nodes
+from lab import nova_setup
 from lab import parts
 from lab import user as users
 
@@ -72,6 +75,8 @@ def run(cloud: clouds.Cloud, rounds: int, volumes: int,
         say: Callable[[str], None]) -> Iterator[Figure]:
     """Measure both drivers, in turn.
 
+    A round that fails is told, and what it had measured until then counts.
+
     :param volumes: how many an instance has that migrates live
     :param say: told what is under way
     """
@@ -79,7 +84,14 @@ def run(cloud: clouds.Cloud, rounds: int, volumes: int,
         # Who is first finds colder caches, or less to clean up.
         for driver in (OURS, THEIRS)[::1 if number % 2 else -1]:
             say('round %d of %d: %s' % (number + 1, rounds, driver))
-            yield from _Round(cloud, driver, volumes).measure()
+            turn = _Round(cloud, driver, volumes)
+            try:
+                turn.measure()
+            except (instances.InstanceError, users.VolumeError,
+                    exceptions.HttpError) as error:
+                say('cut short: %s' % error)
+            yield from turn.figures
+            turn.clear_up()
 
 
 def compare(figures: list[Figure]) -> list[Compared]:
@@ -102,14 +114,25 @@ class _Round:
         self._user = users.User(cloud)
         self._here, self._there = cloud.nodes[:2]
         self._more = volumes - 1
-        self._figures: list[Figure] = []
+        self._volumes: list[str] = []
+        self._instances: list[instances.Instance] = []
+        self.figures: list[Figure] = []
 
-    def measure(self) -> list[Figure]:
+    def measure(self) -> None:
+        """Live it.
+
+        :raises InstanceError:
+        :raises VolumeError:
+        :raises HttpError: it could not go on
+        """
         root = self._create(self._here, instances.image(self._cloud))
         data = [self._create(node) for node in (self._here, self._there)]
         more = [self._create(self._here) for _number in range(self._more)]
         with self._timed(BOOT):
-            instance = instances.boot(self._cloud, root, self._here)
+            instance = instances.request(
+                self._cloud, nova_setup.GUEST, root, self._here)
+            self._instances.append(instance)
+            instance.wait_until_booted(root)
         for step, volume in zip((ATTACH_HERE, ATTACH_THERE), data):
             with self._timed(step):
                 instance.attach(volume)
@@ -128,24 +151,29 @@ class _Round:
         instance.act('confirmResize')
         instance.wait_for('ACTIVE')
         self._wait_until_local()
-        instance.delete()
-        for volume in (root, *data, *more):
+
+    def clear_up(self) -> None:
+        """Delete all that it had."""
+        for instance in self._instances:
+            instance.delete()
+        for volume in self._volumes:
             self._user.delete_volume(volume, PATIENCE)
-        return self._figures
 
     def _migrate(self, instance: instances.Instance) -> None:
         with self._timed(MIGRATE):
             instance.live_migrate(self._there)
         paused = instance.downtime()
         if paused is not None:
-            self._figures.append(Figure(self._driver, PAUSE, paused))
+            self.figures.append(Figure(self._driver, PAUSE, paused))
         if self._driver == OURS:
             with self._timed(LOCAL):
                 self._wait_until_local()
         instance.go_on()
 
     def _create(self, node: nodes.Node, image: str | None = None) -> str:
-        return self._user.create_volume(SIZE, self._driver, node.name, image)
+        volume = self._user.create_volume(SIZE, self._driver, node.name, image)
+        self._volumes.append(volume)
+        return volume
 
     def _wait_until_local(self) -> None:
         """:raises InstanceError: a move does not end"""
@@ -159,5 +187,5 @@ class _Round:
     def _timed(self, step: str) -> Iterator[None]:
         start = time.monotonic()
         yield
-        self._figures.append(Figure(self._driver, step,
-                                    time.monotonic() - start))
+        self.figures.append(Figure(self._driver, step,
+                                   time.monotonic() - start))
