@@ -50,6 +50,14 @@ impl<D: Device> Disk<D> {
         Ok(())
     }
 
+    /// Discard all that has no place for a stamp, as fstrim would.
+    pub fn trim(&self) -> Result<(), Trouble> {
+        for zone in &self.zones {
+            zone.trim(&self.device)?;
+        }
+        Ok(())
+    }
+
     /// Stamps on the disk, those from before this life among them.
     pub fn stamps(&self) -> u64 {
         self.zones.iter().map(Zone::count).sum()

@@ -16,7 +16,7 @@ use localstor_lab_guest::block::Block;
 use localstor_lab_guest::disk::Disk;
 use localstor_lab_guest::report::Report;
 use localstor_lab_guest::zone::{Device, Trouble};
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::mount::{MountFlags, mount};
 use rustix::system::finit_module;
 
@@ -44,6 +44,13 @@ impl Device for Node {
 
     fn flush(&self) -> io::Result<()> {
         self.0.sync_data()
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+        // With these three, which is no hole of zeros but a discard.
+        let flags =
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE | FallocateFlags::NO_HIDE_STALE;
+        Ok(fallocate(&self.0, flags, offset, length)?)
     }
 }
 
@@ -171,6 +178,10 @@ fn write_stamps(
             size = now;
             used.use_all(size, identity)?;
             say(Report::Resized { disk, serial, size });
+            if of_disk(disk, "queue/discard_max_bytes")? != "0" {
+                used.trim()?;
+                say(Report::Trimmed { disk, serial });
+            }
         }
     }
 }

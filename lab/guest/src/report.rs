@@ -27,6 +27,13 @@ pub enum Report<'a> {
         /// Bytes.
         size: u64,
     },
+    /// It was told of all that is not needed on it.
+    Trimmed {
+        /// The kernel's name.
+        disk: &'a str,
+        /// What the host calls it.
+        serial: &'a str,
+    },
     /// All is as it should be, about every second.
     Alive {
         /// The kernel's name.

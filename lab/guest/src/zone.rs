@@ -27,6 +27,8 @@ pub trait Device {
     fn write(&self, offset: u64, block: &Block) -> io::Result<()>;
     /// Make durable what was written.
     fn flush(&self) -> io::Result<()>;
+    /// Say that so many bytes at an offset are not needed.
+    fn discard(&self, offset: u64, length: u64) -> io::Result<()>;
 }
 
 /// Why a zone can't be used any more.
@@ -103,6 +105,14 @@ impl Zone {
         device.flush()?;
         self.count += 1;
         self.write_header(device)
+    }
+
+    /// Discard all that lies between the places of its stamps.
+    pub fn trim(&self, device: &impl Device) -> io::Result<()> {
+        // The header and the stamp of the first slot are two blocks.
+        let used = 2 * block::SIZE as u64;
+        (0..SLOTS)
+            .try_for_each(|slot| device.discard(self.start + slot * STRIDE + used, STRIDE - used))
     }
 
     /// Read a slot, and compare it with what was written last.

@@ -59,3 +59,27 @@ fn a_disk_that_is_gone_is_no_wrong_disk() {
     *disk.device.gone.borrow_mut() = true;
     assert!(matches!(disk.step(), Err(Trouble::Disk(_))));
 }
+
+#[test]
+fn a_disk_that_is_trimmed_has_its_stamps_and_nothing_else() {
+    let mut disk = used(2 * zone::SIZE);
+    for _ in 0..2 * zone::SLOTS {
+        disk.step().expect("a stamp");
+    }
+    // Before the last slot ends, and behind the first stamp
+    let others = [zone::SIZE - 4096, zone::SIZE + 2 * 4096];
+    for offset in others {
+        disk.device.overwrite(offset, Block([0xaa; 4096]));
+    }
+    disk.trim().expect("trimmed");
+    for offset in others {
+        assert_eq!(
+            Block::default().0,
+            disk.device.read(offset).expect("read").0
+        );
+    }
+    let before = Disk::new(disk.device)
+        .use_all(2 * zone::SIZE, IDENTITY)
+        .expect("right");
+    assert_eq!(vec![Some(zone::SLOTS); 2], before);
+}

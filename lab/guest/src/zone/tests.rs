@@ -38,6 +38,13 @@ impl Device for Memory {
         *self.flushes.borrow_mut() += 1;
         Ok(())
     }
+
+    fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.blocks
+            .borrow_mut()
+            .retain(|block, _| !(offset..offset + length).contains(block));
+        Ok(())
+    }
 }
 
 impl Memory {
