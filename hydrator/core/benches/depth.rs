@@ -142,28 +142,14 @@ impl Timed {
         self.volume.request(self.now, request, &mut self.memory);
     }
 
-    /// End a batch. The disk's kernel takes all that it is given at once.
+    /// End a batch: give what is to be done to the disk.
     fn act(&mut self) {
-        let mut told = self.submit();
-        while !told.is_empty() {
-            for io in told {
-                self.volume.taken(self.now, io, &mut self.memory);
-            }
-            told = self.submit();
-        }
-    }
-
-    /// Give what is to be done to the disk; what the volume wants to be told of.
-    fn submit(&mut self) -> Vec<Io> {
-        let (mut begun, mut told) = (Vec::new(), Vec::new());
+        let mut begun = Vec::new();
         let (answered, open, written) = (&mut self.answered, &mut self.open, &mut self.written);
         self.volume
             .actions(self.now, &mut self.memory, |action| match action {
-                Action::Write {
-                    io, length, tell, ..
-                } => {
+                Action::Write { io, length, .. } => {
                     *written += u64::from(length);
-                    told.extend(tell.then_some(io));
                     begun.push(io);
                 }
                 Action::Read { io, .. } | Action::Zero { io, .. } | Action::Flush { io, .. } => {
@@ -180,7 +166,6 @@ impl Timed {
             let after = from + self.random() % (to - from + 1);
             self.expect(self.now.after(after), Event::End(io.to_bits()));
         }
-        told
     }
 
     /// What happens next, alone: a helper that is fast enough meets each event

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::format::superblock::Superblock;
 use crate::io::{Action, Buffer, Device, Failure, Io, Notice, Tag, Time};
 use crate::pace::Pace;
-use crate::rules::Rules;
+use crate::rules::{Rule, Rules};
 use crate::units::{BLOCK_SIZE, Blocks, Bytes};
 
 /// What an operation is for: whose it is when it has ended.
@@ -119,8 +119,6 @@ pub(crate) struct Context {
     pub(crate) changed: bool,
     /// Bytes written to the metadata device.
     pub(crate) metadata_written: u64,
-    /// How often what was to be done has been handed out.
-    pub(crate) batch: u64,
     actions: VecDeque<Action>,
 }
 
@@ -137,7 +135,6 @@ impl Context {
             closing: false,
             changed: false,
             metadata_written: 0,
-            batch: 0,
             actions: VecDeque::with_capacity(1024),
             config,
         }
@@ -145,7 +142,6 @@ impl Context {
 
     /// Hand out what is to be done.
     pub(crate) fn hand_out(&mut self, sink: impl FnMut(Action)) {
-        self.batch += 1;
         self.actions.drain(..).for_each(sink);
     }
 
@@ -170,7 +166,7 @@ impl Context {
             length: bytes.length() as u32,
             buffer,
             fua,
-            tell: false,
+            kept: false,
         });
     }
 
@@ -200,18 +196,16 @@ impl Context {
 
     /// Write blocks of the metadata.
     pub(crate) fn write_metadata(&mut self, job: Job, blocks: Blocks, buffer: Buffer, fua: bool) {
-        self.write_and_tell(job, blocks, buffer, fua, false);
+        self.write_and_keep(job, blocks, buffer, fua, false);
     }
 
-    /// The same; the caller is perhaps to say when the kernel has it.
-    pub(crate) fn write_and_tell(
-        &mut self,
-        job: Job,
-        blocks: Blocks,
-        buffer: Buffer,
-        fua: bool,
-        tell: bool,
-    ) {
+    /// The same, of what the end of the process must not take.
+    pub(crate) fn write_kept(&mut self, job: Job, blocks: Blocks, buffer: Buffer, fua: bool) {
+        let kept = self.rules.keep(Rule::KeepIntents);
+        self.write_and_keep(job, blocks, buffer, fua, kept);
+    }
+
+    fn write_and_keep(&mut self, job: Job, blocks: Blocks, buffer: Buffer, fua: bool, kept: bool) {
         self.metadata_written += blocks.bytes();
         self.actions.push_back(Action::Write {
             io: job.io(),
@@ -220,7 +214,7 @@ impl Context {
             length: blocks.bytes() as u32,
             buffer,
             fua,
-            tell,
+            kept,
         });
     }
 

@@ -127,7 +127,8 @@ pub enum Buffer {
 }
 
 /// What the core wants done. Operations may be carried out in any order and
-/// all at once: what must wait is not handed out yet.
+/// all at once: what must wait is not handed out yet, but for what a write that
+/// is to be kept comes before.
 ///
 /// Every operation with an [`Io`] is answered by one call of
 /// [`Volume::completed`](crate::Volume::completed). A short read or write is
@@ -161,10 +162,11 @@ pub enum Action {
         buffer: Buffer,
         /// Durable when it completes.
         fua: bool,
-        /// Something waits for the kernel to have it, not for its end: the
-        /// caller is to say so, if it knows, by
-        /// [`Volume::taken`](crate::Volume::taken).
-        tell: bool,
+        /// The end of the process must not take it: the caller keeps its
+        /// content where it outlives the process, from before it turns to the
+        /// next action until the write has ended well. Who opens the volume
+        /// anew carries out what was kept before it does so.
+        kept: bool,
     },
     /// Make `length` bytes at `offset` read as zeros, by whatever the device
     /// does best: discard where that gives zeros, write zeroes, or zeros

@@ -8,12 +8,12 @@
 #[cfg_attr(not(feature = "mutants"), allow(unreachable_pub, dead_code))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// A write to what is not settled completes when its intent is taken: the
-    /// kernel carries it out, whatever becomes of the process.
+    /// A write to what is not settled completes when its intent is handed out.
     IntentBeforeCompletion,
-    /// What was handed out is not taken: if the process ends, the kernel drops
-    /// what it has not begun with.
-    HandedOutIsNotTaken,
+    /// What is handed out is kept until it is written, whatever becomes of the
+    /// process, and of the write: the kernel drops what it has not begun with, and
+    /// may fail what it has.
+    KeepIntents,
     /// It completes when its data are written.
     DataBeforeCompletion,
     /// With FUA, the data are written with FUA.
@@ -58,8 +58,7 @@ pub enum Rule {
     SecondWriteWaits,
     /// So it does when the earlier write had FUA.
     SecondWriteAfterFua,
-    /// The data of a write over what is local are handed out when its intent is
-    /// taken.
+    /// The data of a write over what is local are handed out after its intent.
     OverwriteBehindIntent,
     /// The settled record it waits for is durable before it goes on.
     SettledRecordDurable,
@@ -111,7 +110,7 @@ impl Rule {
     /// All of them.
     pub const ALL: [Self; 45] = [
         Self::IntentBeforeCompletion,
-        Self::HandedOutIsNotTaken,
+        Self::KeepIntents,
         Self::DataBeforeCompletion,
         Self::FuaData,
         Self::FuaIntent,

@@ -24,7 +24,6 @@ use crate::parts::Parts;
 use crate::progress::Progress;
 use crate::regions::Regions;
 use crate::requests::Requests;
-use crate::rules::Rule;
 use crate::source::Source;
 use crate::superblocks::Superblocks;
 use crate::units::{BLOCK_SIZE, Bytes, Offset};
@@ -258,26 +257,8 @@ impl Volume {
         }
     }
 
-    /// The kernel has an operation, for good: it carries it out, or fails, also if
-    /// the process is killed now. Its end is still told by [`Volume::completed`].
-    ///
-    /// Only who knows may say so. That a ring was given it is not enough: io_uring
-    /// leaves what would have to wait to a thread of its own, and drops what that
-    /// has not begun with when the process ends. Who never knows never says it.
-    pub fn taken<M: Memory>(&mut self, now: Time, io: Io, memory: &mut M) {
-        self.parts.cx.now = now;
-        if let Job::Group(index) = Job::of(io) {
-            self.group_taken(index, memory);
-        }
-    }
-
-    fn group_taken<M: Memory>(&mut self, index: u32, memory: &mut M) {
-        let waiting = self.parts.journal.group_taken(index);
-        self.intended(waiting, Ok(()), memory);
-    }
-
-    /// A group of the journal is taken, or written, or has failed: send the data
-    /// that have waited for it, and go on with the requests that have.
+    /// A group of the journal is handed out, or written, or has failed: send the
+    /// data that have waited for it, and go on with the requests that have.
     fn intended<M: Memory>(
         &mut self,
         mut waiting: Vec<u32>,
@@ -412,10 +393,8 @@ impl Volume {
             return;
         }
         self.parts.journal.seal(&mut self.parts.cx);
-        while let Some(index) = self.parts.journal.write_group(&mut self.parts.cx, memory) {
-            if !self.parts.cx.rules.keep(Rule::HandedOutIsNotTaken) {
-                self.group_taken(index, memory);
-            }
+        while let Some(waiting) = self.parts.journal.write_group(&mut self.parts.cx, memory) {
+            self.intended(waiting, Ok(()), memory);
         }
     }
 

@@ -261,12 +261,6 @@ pub struct Settings {
     /// local before, with less verification, is not compared
     #[arg(long, value_enum, value_name = "HOW MUCH", default_value_t = Verify::Off)]
     pub verify: Verify,
-    /// Answer a write without FUA when the kernel has its intent, and not when
-    /// that is written: deep queues are faster. Not yet for what must not be
-    /// lost: the documentation says what a helper's death may take then, under
-    /// "When a write is answered"
-    #[arg(long)]
-    pub early_answers: bool,
     /// Fail reads that have waited so long for the source; never if not given
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub source_timeout: Option<Duration>,

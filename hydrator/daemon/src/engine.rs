@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Carries out on the disks what the core decides.
 
-use std::time::Duration;
-
 use localstor_hydrator_core::{
     Action, Buffer, Config, Device, Failure, Io, Memory as CoreMemory, Notice, Tag, Time, Volume,
 };
@@ -13,14 +11,10 @@ use localstor_hydrator_frontends::{Arrival, Outcome};
 use tracing::{info, warn};
 
 use crate::confinement;
+use crate::spool::Spool;
 
 /// Size of the zeros that are written where a disk can't make them, in bytes.
 const ZEROS: usize = 256 << 10;
-
-/// Writes to the journal at once that the core wants to know to be taken.
-const PROMPT: u32 = 64;
-/// Names the completions of these, to the ring that watches for them.
-const PROMPT_EVENTS: u64 = 1 << 32;
 
 /// A block slot's size, in bytes.
 const BLOCK: usize = localstor_hydrator_core::BLOCK_SIZE as usize;
@@ -175,21 +169,8 @@ struct Operation {
     offset: u64,
     length: u64,
     span: Option<Span>,
-    // The core waits for the kernel to have it.
-    tell: bool,
-}
-
-/// Writes that the kernel either takes at once, for good, or refuses.
-struct Prompt {
-    // Not the ring of all else: with deferred completions, that one need not
-    // have a refusal ready when it has submitted.
-    ring: Ring,
-    // Operations of which it is not known yet.
-    offered: Vec<u32>,
-    in_flight: usize,
-    watched: bool,
-    // The disk has not said that it can't.
-    works: bool,
+    // The place in the spool where it is kept until it is written.
+    kept: Option<u16>,
 }
 
 /// The core with its disks and buffers.
@@ -210,8 +191,7 @@ pub(crate) struct Engine {
     // Data can't give space back and promise zeros; nor can it make zeros.
     unmaps: bool,
     makes_zeros: bool,
-    // None where that is not wanted, or the kernel gives no second ring.
-    prompt: Option<Prompt>,
+    spool: Spool,
     // Until when nothing is begun, and the guest's requests that wait for it.
     paused: Option<Time>,
     held: Vec<Arrival>,
@@ -225,30 +205,13 @@ pub(crate) fn memory_needed(config: &Config) -> usize {
         + BLOCK
 }
 
-impl Prompt {
-    fn new() -> Option<Prompt> {
-        match Ring::new(PROMPT, true) {
-            Ok(ring) => Some(Prompt {
-                ring,
-                offered: Vec::new(),
-                in_flight: 0,
-                watched: false,
-                works: true,
-            }),
-            Err(error) => {
-                warn!("no second ring, deep queues will be slower: {error}");
-                None
-            }
-        }
-    }
-}
-
 impl Engine {
     /// Over a volume that is being opened.
     pub(crate) fn new(
         volume: Volume,
         config: &Config,
         disks: Disks,
+        spool: Spool,
         memory: &mut Memory,
     ) -> Result<Engine, MemoryError> {
         let mut take = |length: usize| {
@@ -285,16 +248,10 @@ impl Engine {
             discarder: None,
             unmaps: true,
             makes_zeros: true,
-            prompt: None,
+            spool,
             paused: None,
             held: Vec::with_capacity(config.requests),
         })
-    }
-
-    /// Tell the core when the kernel has an intent, so that it answers a write
-    /// before that is written.
-    pub(crate) fn answer_early(&mut self) {
-        self.prompt = Prompt::new();
     }
 
     /// The core.
@@ -378,19 +335,6 @@ impl Engine {
             self.submit(now, arrival);
         }
         self.held = held;
-        self.take_actions(ring, now, &mut complete, notices);
-        while self.tell_what_is_taken(ring, now) {
-            self.take_actions(ring, now, &mut complete, notices);
-        }
-    }
-
-    fn take_actions(
-        &mut self,
-        ring: &mut Ring,
-        now: Time,
-        complete: &mut impl FnMut(&mut Ring, Tag, Outcome),
-        notices: &mut Vec<Notice>,
-    ) {
         let mut actions = std::mem::take(&mut self.actions);
         self.volume
             .actions(now, &mut self.buffers, |action| actions.push(action));
@@ -413,7 +357,7 @@ impl Engine {
                     offset,
                     length.into(),
                     Some(buffer),
-                    false,
+                    None,
                 ),
                 Action::Write {
                     io,
@@ -422,9 +366,13 @@ impl Engine {
                     length,
                     buffer,
                     fua,
-                    tell,
+                    kept,
                 } => {
                     let step = Step::Write { fua };
+                    let kept = match buffer {
+                        Buffer::Block(slot) if kept => Some(slot),
+                        _ => None,
+                    };
                     self.begin(
                         ring,
                         now,
@@ -434,7 +382,7 @@ impl Engine {
                         offset,
                         length.into(),
                         Some(buffer),
-                        tell,
+                        kept,
                     );
                 }
                 Action::Zero {
@@ -445,7 +393,7 @@ impl Engine {
                     fua,
                 } => {
                     let step = self.zeroing(device, offset, length, fua);
-                    self.begin(ring, now, io, device, step, offset, length, None, false);
+                    self.begin(ring, now, io, device, step, offset, length, None, None);
                 }
                 Action::Flush { io, device } => self.flushes.push((io, device)),
             }
@@ -482,7 +430,7 @@ impl Engine {
                     offset: 0,
                     length: 0,
                     span: None,
-                    tell: false,
+                    kept: None,
                 },
             );
             if device == Device::Data {
@@ -547,10 +495,13 @@ impl Engine {
         offset: u64,
         length: u64,
         buffer: Option<Buffer>,
-        tell: bool,
+        kept: Option<u16>,
     ) {
         let span = buffer.map(|buffer| self.buffers.span(buffer, length as usize));
-        if span == Some(None) {
+        // From here on whatever was handed out after it may be begun, and the
+        // guest be answered.
+        let keeps = kept.is_none_or(|slot| self.spool.keep(slot, self.buffers.block(slot)));
+        if span == Some(None) || !keeps {
             warn!("the core has named a buffer that is not there: {buffer:?}");
             self.volume
                 .completed(now, io, Err(Failure::Invalid), &mut self.buffers);
@@ -563,7 +514,7 @@ impl Engine {
             offset,
             length,
             span: span.flatten(),
-            tell,
+            kept,
         };
         self.start(ring, operation);
     }
@@ -589,18 +540,8 @@ impl Engine {
                 unsafe { disk.read(ring, span, offset, token) };
             }
             (Step::Write { fua }, Some(span)) => {
-                let prompt = self.prompt.as_mut();
-                match prompt.filter(|prompt| operation.tell && prompt.works) {
-                    Some(prompt) => {
-                        prompt.offered.push(index);
-                        prompt.in_flight += 1;
-                        let ring = &mut prompt.ring;
-                        // SAFETY: as above; nobody writes to it, at least.
-                        unsafe { disk.write_at_once(ring, span, offset, fua, token) };
-                    }
-                    // SAFETY: as above.
-                    None => unsafe { disk.write(ring, span, offset, fua, token) },
-                }
+                // SAFETY: as above.
+                unsafe { disk.write(ring, span, offset, fua, token) };
             }
             (Step::Discard { how, whole, .. }, _) => {
                 match self.discarder.as_mut().filter(|_| how == Discard::Thread) {
@@ -621,74 +562,8 @@ impl Engine {
         self.operations[index as usize] = Some(operation);
     }
 
-    /// Submits writes that the core wants to know to be taken, and tells it;
-    /// whether there was anything to tell.
-    fn tell_what_is_taken(&mut self, ring: &mut Ring, now: Time) -> bool {
-        let Some(prompt) = &mut self.prompt else {
-            return false;
-        };
-        if prompt.offered.is_empty() {
-            return false;
-        }
-        if let Err(error) = prompt.ring.wait(Some(Duration::ZERO)) {
-            warn!("the journal's own ring has failed: {error}");
-        }
-        // What the kernel had no memory for is submitted with the next turn.
-        let submitted = prompt.ring.is_submitted();
-        self.take_prompt_events(ring, now);
-        let Some(prompt) = self.prompt.as_mut().filter(|_| submitted) else {
-            return false;
-        };
-        // What has neither ended nor been refused is with the disk.
-        for index in prompt.offered.drain(..) {
-            if let Some(operation) = self.operations[index as usize] {
-                self.volume.taken(now, operation.io, &mut self.buffers);
-            }
-        }
-        true
-    }
-
-    /// Takes what has ended, or was refused, of writes that may not wait.
-    fn take_prompt_events(&mut self, ring: &mut Ring, now: Time) {
-        while let Some(prompt) = &mut self.prompt {
-            let Some(event) = prompt.ring.next_event() else {
-                if prompt.in_flight > 0 && !prompt.watched {
-                    prompt.watched = true;
-                    let token = Token::new(Owner::Engine, PROMPT_EVENTS);
-                    ring.watch(&prompt.ring, token);
-                }
-                return;
-            };
-            let index = event.token.detail() as u32;
-            prompt.in_flight -= 1;
-            prompt.offered.retain(|offered| *offered != index);
-            if event.result == -libc::EOPNOTSUPP && prompt.works {
-                info!("the journal's disk takes no write without perhaps waiting");
-                prompt.works = false;
-            }
-            let refused = matches!(-event.result, libc::EAGAIN | libc::EOPNOTSUPP);
-            let operation = self.operations.get(index as usize).copied().flatten();
-            match operation.filter(|_| refused) {
-                Some(operation) => {
-                    let waiting = Operation {
-                        tell: false,
-                        ..operation
-                    };
-                    self.carry_out(ring, index, waiting);
-                }
-                None => self.on_event(ring, now, event),
-            }
-        }
-    }
-
     /// A disk has answered.
     pub(crate) fn on_event(&mut self, ring: &mut Ring, now: Time, event: Event) {
-        if event.token.detail() == PROMPT_EVENTS {
-            if let Some(prompt) = &mut self.prompt {
-                prompt.watched = false;
-            }
-            return self.take_prompt_events(ring, now);
-        }
         let index = event.token.detail() as u32;
         let Some(operation) = self
             .operations
@@ -727,6 +602,10 @@ impl Engine {
 
     fn finish(&mut self, now: Time, index: u32, operation: &Operation, result: Outcome) {
         self.free.push(index);
+        // What could not be written is kept on, for a successor.
+        if let Some(place) = operation.kept.filter(|_| result.is_ok()) {
+            self.spool.release(place);
+        }
         self.volume
             .completed(now, operation.io, result, &mut self.buffers);
         let covered = |(flush, _): &(u32, Io)| *flush == index;
@@ -806,8 +685,6 @@ impl Engine {
         let rest = Operation {
             offset: operation.offset + done,
             length: left,
-            // What was told of the whole was not of a part.
-            tell: false,
             span: operation
                 .span
                 .and_then(|span| span.part(done as usize, left as usize)),
@@ -924,7 +801,8 @@ mod tests {
             let mut memory = Memory::new(memory_needed(&config) + BLOCK).unwrap();
             let volume = Volume::format(config.clone()).unwrap();
             let buffer = memory.take(BLOCK).unwrap();
-            let engine = Engine::new(volume, &config, disks, &mut memory).unwrap();
+            let spool = Spool::open(&folder.path().join("spool"), config.block_slots).unwrap();
+            let engine = Engine::new(volume, &config, disks, spool, &mut memory).unwrap();
             let mut bench = Bench {
                 folder,
                 ring,
@@ -1011,34 +889,47 @@ mod tests {
         assert_eq!(bench.answer(), Ok(()));
     }
 
+    /// The block of the journal in flight: its operation, and where it is kept.
+    fn kept(bench: &Bench) -> (u32, u16) {
+        let mut operations = bench.engine.operations.iter().zip(0..);
+        let found = operations.find_map(|(operation, index)| Some((index, (*operation)?.kept?)));
+        found.expect("a block of the journal in flight")
+    }
+
+    /// What a successor would find in that place.
+    fn spooled(bench: &Bench, place: u16) -> Vec<u8> {
+        let spool = std::fs::read(bench.folder.path().join("spool")).unwrap();
+        spool[usize::from(place) * BLOCK..][..BLOCK].to_vec()
+    }
+
     #[test]
-    fn writes_at_depth_are_answered_whether_the_disk_takes_intents_at_once_or_not() {
-        const WRITES: u32 = 64;
-        for works in [true, false] {
-            let mut bench = Bench::new(false);
-            bench.engine.answer_early();
-            bench.engine.prompt.as_mut().unwrap().works = works;
-            for tag in 0..WRITES {
-                let request = Request {
-                    tag: Tag(tag),
-                    operation: Operation::Write { fua: false },
-                    offset: u64::from(tag) * BLOCK as u64,
-                    length: BLOCK as u64,
-                };
-                let span = Some(bench.buffer);
-                bench.engine.submit(Time(1), Arrival { request, span });
-                bench.turn();
-            }
-            while bench.answers.len() < WRITES as usize {
-                bench.wait();
-            }
-            assert!(bench.answers.drain(..).all(|(_, outcome)| outcome.is_ok()));
-            bench.submit(Operation::Flush, 0);
-            bench.answer().unwrap();
-            let engine = &bench.engine;
-            assert_eq!(engine.prompt.as_ref().unwrap().in_flight, 0);
-            assert!(engine.operations.iter().all(Option::is_none));
+    fn an_intent_is_kept_before_it_is_submitted_and_until_it_is_written() {
+        let mut bench = Bench::new(false);
+        bench.submit(Operation::Write { fua: false }, BLOCK as u64);
+        let (_, place) = kept(&bench);
+        assert!(spooled(&bench, place) == bench.engine.buffers.block(place));
+        bench.answer().unwrap();
+        while bench.engine.operations.iter().flatten().next().is_some() {
+            bench.wait();
         }
+        assert!(spooled(&bench, place)[..512].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn an_intent_that_could_not_be_written_is_kept_on() {
+        let mut bench = Bench::new(false);
+        bench.submit(Operation::Write { fua: false }, BLOCK as u64);
+        let (index, place) = kept(&bench);
+        let before = spooled(&bench, place);
+        let event = Event {
+            token: Token::new(Owner::Engine, index.into()),
+            result: -libc::EIO,
+            more: false,
+        };
+        bench.engine.on_event(&mut bench.ring, Time(1), event);
+        bench.turn();
+        assert!(bench.engine.volume().progress().broken);
+        assert!(spooled(&bench, place) == before && before[8] == 1);
     }
 
     #[test]
@@ -1234,7 +1125,7 @@ mod tests {
             offset: 0,
             length: UNIT + 4096,
             span: None,
-            tell: false,
+            kept: None,
         };
         engine.discards = None;
         let rest = engine.follow_up(&discard, 0).unwrap().unwrap();

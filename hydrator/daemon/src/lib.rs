@@ -5,7 +5,8 @@
 //! connects it with a frontend and with who controls it, and [`protocol`] is
 //! what these say. [`launcher`] starts a [`supervisor`] in the background, which
 //! starts the serving process as often as it takes. [`offline`] reads the
-//! metadata of a move that nobody serves.
+//! metadata of a move that nobody serves. What the guest is answered by before it is
+//! on a disk is in a [`spool`].
 
 pub mod arguments;
 pub mod client;
@@ -22,6 +23,7 @@ pub mod protocol;
 mod rate;
 mod runtime;
 pub mod serve;
+mod spool;
 pub mod supervisor;
 
 /// What the line of an error begins with, on stderr.

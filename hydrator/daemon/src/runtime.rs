@@ -32,6 +32,9 @@ const OLD_LOG: &str = "log.old";
 /// The name of the file with the id of the move.
 const MOVE: &str = "move";
 
+/// The name of the file with blocks of the journal that are being written.
+const SPOOL: &str = "spool";
+
 /// How long the log may become, in bytes.
 const LONGEST_LOG: u64 = 1 << 20;
 
@@ -156,6 +159,10 @@ impl Runtime {
         self.directory.join(CONTROL)
     }
 
+    pub(crate) fn spool(&self) -> PathBuf {
+        self.directory.join(SPOOL)
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.directory.join(SOCKET)
     }
@@ -217,7 +224,9 @@ impl Runtime {
         for name in [DEVICE, MOVE] {
             remove(&self.draft(name))?;
         }
-        for name in [DEVICE, MOVE, SOCKET, VHOST, LOG, OLD_LOG, LOCK, CONTROL] {
+        for name in [
+            DEVICE, MOVE, SPOOL, SOCKET, VHOST, LOG, OLD_LOG, LOCK, CONTROL,
+        ] {
             remove(&self.directory.join(name))?;
         }
         let _ = std::fs::remove_dir(&self.directory);

@@ -31,6 +31,7 @@ use crate::marks::Marks;
 use crate::protocol::{Answer, Request, State, Status};
 use crate::rate::Speed;
 use crate::runtime::Runtime;
+use crate::spool::Spool;
 
 /// How long to wait for a predecessor's last write.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -142,11 +143,16 @@ impl Server {
         let frontend = frontend.into_iter().max().unwrap_or(0);
         let mut memory = Memory::new(SUPERBLOCKS + engine::memory_needed(&config) + frontend)?;
         ring.register_memory(memory.whole());
-        let volume = open_volume(settings, &config, &disks, &mut ring, &mut memory)?;
-        let mut engine = Engine::new(volume, &config, disks, &mut memory)?;
-        if settings.early_answers {
-            engine.answer_early();
-        }
+        let mut spool = Spool::open(&runtime.spool(), config.block_slots)?;
+        let volume = open_volume(
+            settings,
+            &config,
+            &disks,
+            &mut spool,
+            &mut ring,
+            &mut memory,
+        )?;
+        let engine = Engine::new(volume, &config, disks, spool, &mut memory)?;
         let control = Control::listen(&runtime.control(), &mut ring)?;
         Ok(Server {
             settings: settings.clone(),
@@ -229,9 +235,8 @@ impl Server {
                 Owner::Nobody => {}
             }
         }
-        if let Some(client) = self.pausing.take_if(|_| self.engine.is_at_rest()) {
-            info!("paused");
-            self.answer(client, &Answer::ok())?;
+        if self.pausing.is_some() && self.engine.is_at_rest() {
+            self.answer_pause()?;
         }
         // What is answered may make room for what has waited for it.
         loop {
@@ -551,6 +556,18 @@ impl Server {
         Ok(None)
     }
 
+    /// Tells the client that nothing is in flight any more; or that there can be
+    /// no pause, as the disks do not have all that the guest was answered by.
+    fn answer_pause(&mut self) -> anyhow::Result<()> {
+        if self.engine.volume().progress().broken {
+            self.end_pause("a disk has failed")?;
+        } else if let Some(client) = self.pausing.take() {
+            info!("paused");
+            self.answer(client, &Answer::ok())?;
+        }
+        Ok(())
+    }
+
     /// Goes on after a pause, and tells who waits for it still why there is
     /// none; whether there was one.
     fn end_pause(&mut self, reason: &str) -> anyhow::Result<bool> {
@@ -703,6 +720,7 @@ fn open_volume(
     settings: &Settings,
     config: &Config,
     disks: &Disks,
+    spool: &mut Spool,
     ring: &mut Ring,
     memory: &mut Memory,
 ) -> anyhow::Result<Volume> {
@@ -723,13 +741,17 @@ fn open_volume(
     let volume = match (blank, settings.new) {
         (true, true) => {
             info!("formatting {}", settings.metadata.display());
+            spool.clear()?;
             Volume::format(config.clone())
         }
         (true, false) => bail!(
             "{} begins with zeros: no move was begun there (--new begins one)",
             settings.metadata.display()
         ),
-        (false, _) => Volume::open(config.clone()),
+        (false, _) => {
+            spool.restore(&disks.metadata, ring, span)?;
+            Volume::open(config.clone())
+        }
     };
     volume.with_context(|| format!("cannot open the volume on {}", settings.data.display()))
 }

@@ -404,6 +404,82 @@ fn a_guest_by_vhost_user_loses_nothing_to_kills_in_mid_move() {
     assert!(volume.content("data") == expected);
 }
 
+/// Two writes to a device in a second, for whom this control group has.
+struct Limited {
+    device: String,
+    group: PathBuf,
+}
+
+impl Limited {
+    /// Of a loop device over this file; None where that can't be had.
+    fn new(file: &Path) -> Option<Limited> {
+        let losetup = Command::new("losetup")
+            .args(["--find", "--show", "--direct-io=on"])
+            .arg(file)
+            .output();
+        let output = losetup.ok().filter(|output| output.status.success())?;
+        let device = String::from_utf8(output.stdout).unwrap();
+        let limited = Limited {
+            device: device.trim_end().to_owned(),
+            group: format!("/sys/fs/cgroup/blkio/localstor-{}", std::process::id()).into(),
+        };
+        let name = limited.device.trim_start_matches("/dev/");
+        let number = std::fs::read_to_string(format!("/sys/block/{name}/dev")).unwrap();
+        let limit = format!("{} 2", number.trim_end());
+        std::fs::create_dir(&limited.group).ok()?;
+        let limits = limited.group.join("blkio.throttle.write_iops_device");
+        std::fs::write(limits, limit).ok()?;
+        Some(limited)
+    }
+
+    fn take(&self, process: u32) {
+        std::fs::write(self.group.join("cgroup.procs"), process.to_string()).unwrap();
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.group);
+        let mut detach = Command::new("losetup");
+        let _ = detach.args(["--detach", &self.device]).status();
+    }
+}
+
+#[test]
+fn what_was_answered_is_there_after_a_kill_though_its_intent_waited_for_an_io_limit() {
+    let mut volume = Move::new("limited");
+    volume.frontend = "vhost-user-blk";
+    let mut expected = volume.content("source");
+    let metadata = volume.path("metadata");
+    std::fs::rename(&metadata, volume.path("disk")).unwrap();
+    let Some(limited) = Limited::new(&volume.path("disk")) else {
+        eprintln!("not tried: it takes a loop device, control groups (blkio), and root");
+        return;
+    };
+    std::os::unix::fs::symlink(&limited.device, &metadata).unwrap();
+    let socket = volume.path("runtime/vhost");
+    let mut guest = guest::Guest::new();
+    for round in 0..3u8 {
+        volume.start();
+        guest.connect(&socket);
+        assert!(guest.seen(SIZE) == expected, "after kill {round}");
+        limited.take(volume.process.as_ref().unwrap().id());
+        let begin = Instant::now();
+        for write in 0..300 {
+            // Some are over what was written already, and not flushed.
+            let offset = (usize::from(round) * 200 + write) % 500 * 12288;
+            let data = [0x10 + round; 4096];
+            guest.submit_write(offset as u64 / 512, &data);
+            assert_eq!(guest.wait().1, guest::OK);
+            expected[offset..offset + data.len()].copy_from_slice(&data);
+        }
+        println!("300 writes took {:?}", begin.elapsed());
+        volume.kill();
+    }
+    drop(volume);
+    drop(limited);
+}
+
 #[test]
 fn a_guest_by_vhost_user_loses_nothing_to_a_helper_that_leaves() {
     let mut volume = Move::new("vhost-left");

@@ -245,37 +245,6 @@ impl Disk {
         unsafe { ring.push(entry, token) };
     }
 
-    /// As [`Disk::write`], by a ring that the disk is not registered with and that
-    /// may be used by other threads, if that is possible without waiting; else it
-    /// completes at once, with EAGAIN or EOPNOTSUPP, and nothing was written.
-    ///
-    /// io_uring leaves a write that would have to wait, for a free request of the
-    /// disk for instance, to a thread of its own; what such a thread has not begun
-    /// with when the process ends is dropped. A write that may not wait is with
-    /// the disk's driver when it has been submitted, and so it is carried out
-    /// whatever becomes of the process, or it was refused. A ring of that kind has
-    /// the refusal ready when the submitting call returns.
-    ///
-    /// # Safety
-    /// Nothing may write to the span until the completion.
-    pub unsafe fn write_at_once(
-        &self,
-        ring: &mut Ring,
-        span: Span,
-        offset: u64,
-        fua: bool,
-        token: Token,
-    ) {
-        let flags = libc::RWF_NOWAIT | if fua { libc::RWF_DSYNC } else { 0 };
-        let target = types::Fd(self.file.as_raw_fd());
-        let entry = opcode::Write::new(target, span.as_ptr(), span.len() as u32)
-            .offset(offset)
-            .rw_flags(flags)
-            .build();
-        // SAFETY: spans are never unmapped, and this one is not written to.
-        unsafe { ring.push(entry, token) };
-    }
-
     /// Makes durable what was written before. Completes with 0.
     pub fn flush(&self, ring: &mut Ring, token: Token) {
         let entry = on!(self, |target| opcode::Fsync::new(target)

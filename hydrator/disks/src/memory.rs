@@ -5,9 +5,10 @@
 //! lives as long as the process: a completion that comes late never meets
 //! memory that has become something else.
 
+use std::fs::File;
 use std::ptr::NonNull;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 
 /// What goes wrong with memory for I/O.
 #[derive(Debug, thiserror::Error)]
@@ -114,19 +115,44 @@ impl Memory {
                 MapFlags::PRIVATE | MapFlags::POPULATE,
             )
         };
-        let address = address
-            .ok()
-            .and_then(|address| NonNull::new(address.cast()));
-        match address {
-            Some(address) => Ok(Memory {
-                whole: Span { address, length },
-                taken: 0,
-            }),
-            None => Err(MemoryError::Map {
-                bytes: length,
-                cause: std::io::Error::last_os_error(),
-            }),
-        }
+        Memory::mapped(address, length)
+    }
+
+    /// Maps the first `bytes` bytes of a file, whole pages of 4 KiB, which must
+    /// stay there. What is written to them is in the file, and outlives the
+    /// process.
+    pub fn of_file(file: &File, bytes: usize) -> Result<Memory, MemoryError> {
+        // SAFETY: a new mapping at an address of the kernel's choice aliases
+        // nothing of this process.
+        let address = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::POPULATE,
+                file,
+                0,
+            )
+        };
+        Memory::mapped(address, bytes)
+    }
+
+    fn mapped(
+        address: rustix::io::Result<*mut std::ffi::c_void>,
+        length: usize,
+    ) -> Result<Memory, MemoryError> {
+        let failed = |cause: std::io::Error| MemoryError::Map {
+            bytes: length,
+            cause,
+        };
+        let address = address.map_err(|error| failed(error.into()))?;
+        let Some(address) = NonNull::new(address.cast()) else {
+            return Err(failed(std::io::ErrorKind::OutOfMemory.into()));
+        };
+        Ok(Memory {
+            whole: Span { address, length },
+            taken: 0,
+        })
     }
 
     /// All of it, for registering it.
@@ -154,6 +180,20 @@ mod tests {
         assert_eq!(first.as_ptr() as usize % 4096, 0);
         assert_eq!(second.as_ptr() as usize, first.as_ptr() as usize + 4096);
         assert_eq!(memory.take(1), None);
+    }
+
+    #[test]
+    fn what_is_written_to_the_memory_of_a_file_is_in_the_file() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        let memory = Memory::of_file(&file, 8192).unwrap();
+        let mut second = memory.whole().part(4096, 4096).unwrap();
+        // SAFETY: nobody else has it.
+        unsafe { second.bytes_mut() }.fill(0x5c);
+        let mut content = Vec::new();
+        std::io::Read::read_to_end(&mut file, &mut content).unwrap();
+        assert!(content[..4096].iter().all(|byte| *byte == 0));
+        assert!(content[4096..].iter().all(|byte| *byte == 0x5c));
     }
 
     #[test]

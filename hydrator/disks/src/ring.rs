@@ -289,19 +289,6 @@ impl Ring {
         Ok(())
     }
 
-    /// Whether the kernel has seen all that was pushed.
-    pub fn is_submitted(&mut self) -> bool {
-        self.backlog.is_empty() && self.ring.submission().is_empty()
-    }
-
-    /// Completes when another ring has a completion to be taken.
-    pub fn watch(&mut self, other: &Ring, token: Token) {
-        let other = types::Fd(other.as_raw_fd());
-        let entry = opcode::PollAdd::new(other, libc::POLLIN as u32).build();
-        // SAFETY: a poll points to no memory.
-        unsafe { self.push(entry, token) };
-    }
-
     /// The next completion that is there.
     pub fn next_event(&mut self) -> Option<Event> {
         self.ring.completion().next().map(|entry| Event {

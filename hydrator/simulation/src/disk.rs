@@ -42,6 +42,13 @@ pub enum Pending {
     },
 }
 
+impl Pending {
+    /// Whether something is durable when it completes.
+    pub const fn is_durable(&self) -> bool {
+        matches!(self, Self::Flush { .. } | Self::Write { fua: true, .. })
+    }
+}
+
 /// How much of what was not flushed survives a power cut, or a flush that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Survival {
@@ -223,18 +230,13 @@ impl Disk {
     /// to make something durable, any part of what was not flushed is lost, as
     /// with Linux's disks, and the next flush succeeds.
     pub fn fail(&mut self, pending: &Pending, random: &mut Rng) {
-        let durable = match pending {
-            Pending::Flush { .. } => true,
-            Pending::Write {
-                offset,
-                content,
-                fua,
-            } => {
-                self.land(*offset, content, |_| random.bool());
-                *fua
-            }
-        };
-        if durable {
+        if let Pending::Write {
+            offset, content, ..
+        } = pending
+        {
+            self.land(*offset, content, |_| random.bool());
+        }
+        if pending.is_durable() {
             self.drop_cache(random);
         }
     }

@@ -105,10 +105,8 @@ impl Memory for Buffers {
 #[derive(Clone, Debug)]
 pub struct Op {
     io: Io,
-    /// The volume wants to know when the kernel has it for good.
-    tell: bool,
-    /// The kernel has it for good, and the volume was told so.
-    taken: bool,
+    /// It is kept, whatever becomes of the process, until it is written.
+    kept: bool,
     /// What it was sent to.
     pub device: Device,
     kind: Kind,
@@ -136,8 +134,7 @@ impl Op {
     const fn new(io: Io, device: Device, kind: Kind) -> Self {
         Self {
             io,
-            tell: false,
-            taken: false,
+            kept: false,
             device,
             kind,
             metadata: None,
@@ -236,8 +233,13 @@ pub struct Machine {
     pub faults: Faults,
     /// Which flushes of M are left to a flush of D.
     pub shared: Shared,
-    /// D or M has failed something that was or is in flight since.
-    failing: bool,
+    /// What is kept of writes that have failed is kept on.
+    pub keeps_failed: bool,
+    /// Such writes.
+    failed: Vec<Pending>,
+    /// D has failed, or M may have dropped what it had in its cache, and that is
+    /// not over: the guest was not told yet, or nothing is recorded any more.
+    dropping: bool,
 }
 
 impl Machine {
@@ -271,14 +273,27 @@ impl Machine {
             sent: Vec::new(),
             faults: Faults::default(),
             shared: Shared::Nothing,
-            failing: false,
+            keeps_failed: true,
+            failed: Vec::new(),
+            dropping: false,
         }
     }
 
     /// Whether a disk has failed what is not over: the guest was not told yet,
     /// or nothing is recorded any more.
     pub fn has_failed(&self) -> bool {
-        self.failing || self.volume.progress().broken
+        self.dropping || self.volume.progress().broken
+    }
+
+    /// Whether a write has failed whose content is kept on.
+    pub fn keeps_what_failed(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
+    /// Whether a disk has failed in such a way that the end of the process may
+    /// take what a power cut may.
+    pub const fn may_have_dropped(&self) -> bool {
+        self.dropping
     }
 
     /// Feed in a guest's request with its buffer.
@@ -299,7 +314,6 @@ impl Machine {
 
     /// Take the volume's actions.
     pub fn pump(&mut self, random: &mut Rng) {
-        self.take_over(random);
         let mut actions = Vec::new();
         self.volume
             .actions(self.now, &mut self.memory, |action| actions.push(action));
@@ -308,18 +322,7 @@ impl Machine {
             self.take(action, random);
         }
         self.share_flushes(before);
-        self.failing &= !self.ops.is_empty();
-    }
-
-    /// The kernel has some operations for good, of those that the volume wants to
-    /// know it of.
-    fn take_over(&mut self, random: &mut Rng) {
-        for op in &mut self.ops {
-            if op.tell && !op.taken && random.bool() {
-                op.taken = true;
-                self.volume.taken(self.now, op.io, &mut self.memory);
-            }
-        }
+        self.dropping &= !self.ops.is_empty() || self.volume.progress().broken;
     }
 
     /// Leave the flushes of M among the operations from number `batch` on to
@@ -378,7 +381,7 @@ impl Machine {
                 length,
                 buffer,
                 fua,
-                tell,
+                kept,
             } => {
                 let mut content = self.memory.bytes(buffer, length as usize).to_vec();
                 if device == Device::Data && matches!(buffer, Buffer::Extent { .. }) {
@@ -391,7 +394,7 @@ impl Machine {
                     });
                 }
                 Op {
-                    tell,
+                    kept,
                     ..Self::write(io, device, offset, content, fua)
                 }
             }
@@ -518,8 +521,11 @@ impl Machine {
                     &mut self.metadata
                 };
                 if let Some(failure) = self.faults.of(pending, op.device, random) {
-                    self.failing = true;
                     disk.fail(pending, random);
+                    self.dropping |= op.device == Device::Data || pending.is_durable();
+                    if op.kept && self.keeps_failed {
+                        self.failed.push(pending.clone());
+                    }
                     return Err(failure);
                 }
                 disk.complete(pending);
@@ -628,15 +634,33 @@ impl Machine {
         })
     }
 
-    /// What a power cut leaves on D and M.
+    /// Carry out on M what is kept.
+    fn restore(&self, metadata: &mut Disk) {
+        let kept = self.ops.iter().filter(|op| op.kept);
+        let writing = kept.filter_map(|op| match &op.kind {
+            Kind::Disk(pending) => Some(pending),
+            Kind::Read { .. } => None,
+        });
+        for pending in self.failed.iter().chain(writing) {
+            metadata.complete(pending);
+        }
+    }
+
+    /// What a power cut leaves on D and M. What is kept goes with it, or not:
+    /// that it is in memory is not counted on.
     pub fn cut_power(&self, random: &mut Rng) -> (Disk, Disk) {
         let (data, metadata) = (Survival::any(random), Survival::any(random));
-        (
-            self.data
-                .cut_power(self.pending(Device::Data), data, random),
-            self.metadata
-                .cut_power(self.pending(Device::Metadata), metadata, random),
-        )
+        let data = self
+            .data
+            .cut_power(self.pending(Device::Data), data, random);
+        let in_flight = self.pending(Device::Metadata);
+        let mut metadata = self.metadata.cut_power(in_flight, metadata, random);
+        if random.bool() {
+            self.restore(&mut metadata);
+            // Who cuts the power again finds it kept still.
+            metadata.complete(&metadata.flush());
+        }
+        (data, metadata)
     }
 
     /// What a power cut leaves that takes all that was not flushed.
@@ -649,13 +673,13 @@ impl Machine {
     }
 
     /// What the end of the process leaves on D and M, once the kernel has
-    /// completed what it goes on with. That is what it has taken; any of the rest
-    /// may not have been submitted, or was waiting for a thread of the process to
-    /// begin with it, and is dropped. The caches stay.
+    /// completed what it goes on with, and what is kept was carried out. Any of
+    /// what was in flight may not have been submitted, or was waiting for a thread
+    /// of the process to begin with it, and is dropped. The caches stay.
     pub fn kill(&self, random: &mut Rng) -> (Disk, Disk) {
         let (mut data, mut metadata) = (self.data.clone(), self.metadata.clone());
         let drops = random.bool();
-        let goes_on = |op: &&Op| op.taken || !drops || random.bool();
+        let goes_on = |_: &&Op| !drops || random.bool();
         let mut given: Vec<_> = self.ops.iter().filter(goes_on).collect();
         random.shuffle(&mut given);
         for op in given {
@@ -675,6 +699,7 @@ impl Machine {
                 also.into_iter().for_each(|also| metadata.complete(also));
             }
         }
+        self.restore(&mut metadata);
         (data, metadata)
     }
 }

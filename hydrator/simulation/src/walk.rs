@@ -42,6 +42,8 @@ pub struct Tally {
     pub crashes: u64,
     /// What the deaths of a helper left, taken over and checked.
     pub kills: u64,
+    /// Those of them after a write to the journal had failed.
+    pub kills_after_failure: u64,
     /// Requests of the guest that were answered.
     pub requests: u64,
     /// Walks whose move came to its end.
@@ -71,6 +73,7 @@ impl Tally {
     pub fn add(&mut self, other: Self) {
         self.crashes += other.crashes;
         self.kills += other.kills;
+        self.kills_after_failure += other.kills_after_failure;
         self.requests += other.requests;
         self.done += other.done;
         self.faults += other.faults;
@@ -105,6 +108,18 @@ pub fn walk(seed: u64, rule: Option<Rule>) -> Result<Tally, String> {
 /// What the guest must not have found.
 pub fn walk_sharing(seed: u64, rule: Option<Rule>, shared: Shared) -> Result<Tally, String> {
     let mut walk = Walk::new(seed, rule, shared)?;
+    walk.run(STEPS)?;
+    Ok(walk.tally)
+}
+
+/// Walk with a caller that keeps what it is to keep no longer than until a write
+/// of it has failed. That is wrong.
+///
+/// # Errors
+/// What the guest must not have found.
+pub fn walk_forgetting(seed: u64) -> Result<Tally, String> {
+    let mut walk = Walk::new(seed, None, Shared::Nothing)?;
+    walk.machine.keeps_failed = false;
     walk.run(STEPS)?;
     Ok(walk.tally)
 }
@@ -302,7 +317,7 @@ impl Walk {
                 },
                 data: self.random.u8(0..4),
                 durable: self.random.u8(0..12).saturating_sub(9),
-                metadata: self.random.u8(0..12).saturating_sub(9),
+                metadata: self.random.u8(0..12).saturating_sub(7),
                 flushes: self.random.u8(0..12).saturating_sub(9),
                 away: self.random.u8(0..20),
                 bad: if blocks > 0 && self.random.bool() {
@@ -522,6 +537,7 @@ impl Walk {
         let source = self.machine.source.clone();
         let mut machine = Machine::new(&self.config, self.rule, None, data, metadata, source);
         machine.shared = self.shared;
+        machine.keeps_failed = self.machine.keeps_failed;
         machine
     }
 
@@ -643,10 +659,11 @@ impl Walk {
         if go_on && self.random.bool() {
             self.leave()?;
         }
-        if self.machine.has_failed() {
-            // What a disk has failed may be lost as in a power cut.
+        if self.machine.may_have_dropped() {
+            // What a disk has dropped may be lost as in a power cut.
             return self.check_power_cut(go_on);
         }
+        self.tally.kills_after_failure += u64::from(self.machine.keeps_what_failed());
         let left = self.machine.kill(&mut self.random);
         let mut machine = self.recover(left, false)?;
         if !go_on || self.random.bool() {

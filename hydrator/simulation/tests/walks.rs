@@ -38,6 +38,10 @@ fn no_power_cut_and_no_kill_takes_what_it_must_not() {
     });
     println!("{tally:?}");
     assert!(tally.crashes > 40 * walks && tally.kills > 30 * walks);
+    assert!(
+        tally.kills_after_failure > walks / 100,
+        "helpers die after failures: {tally:?}"
+    );
     assert!(tally.done > walks / 2, "moves come to their end: {tally:?}");
     let failing = [tally.bad, tally.faults, tally.broken];
     assert!(!failing.contains(&0), "devices fail: {tally:?}");
@@ -67,6 +71,13 @@ fn every_rule_is_missed_when_it_is_dropped() {
         }
     }
     assert!(unnoticed.is_empty(), "nobody misses {unnoticed:?}");
+}
+
+#[test]
+fn what_is_kept_is_missed_when_it_is_forgotten_because_its_write_has_failed() {
+    let noticed = (0..WALKS_WITHOUT_RULE).find_map(|seed| walk::walk_forgetting(seed).err());
+    println!("{noticed:?}");
+    assert!(noticed.is_some(), "nobody misses it");
 }
 
 #[test]

@@ -307,6 +307,34 @@ pub fn headers(
     headers
 }
 
+/// The number of the block that these bytes are, of a journal of so many blocks:
+/// None unless each of its sectors is there, and of this epoch.
+#[must_use]
+pub fn whole(move_id: &[u8; 16], blocks: u64, epoch: u64, block: &[u8]) -> Option<u64> {
+    let first = decode_header(move_id, 0, block.get(..SECTOR)?).ok()?;
+    let sequence = first.sequence;
+    let headers = headers(move_id, sequence % blocks, blocks, block);
+    let same = |header: &Header| (header.epoch, header.sequence) == (epoch, sequence);
+    let whole = headers
+        .iter()
+        .all(|header| header.is_some_and(|header| same(&header)));
+    whole.then_some(sequence)
+}
+
+/// Whether what is found at the place of a block is of this epoch, and of a later
+/// block.
+#[must_use]
+pub fn is_later(
+    move_id: &[u8; 16],
+    blocks: u64,
+    (epoch, sequence): (u64, u64),
+    found: &[u8],
+) -> bool {
+    let headers = headers(move_id, sequence % blocks, blocks, found);
+    let mut there = headers.iter().flatten();
+    there.any(|header| header.epoch == epoch && header.sequence > sequence)
+}
+
 /// Whether a block may have said something that is lost: the sectors at `place`
 /// of a journal of so many blocks have these headers.
 ///

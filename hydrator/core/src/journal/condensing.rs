@@ -138,7 +138,7 @@ impl Condensing {
             if !log.has_open() && !log.has_room(1) {
                 return (Condensed::NoRoom, any);
             }
-            let Some(group) = log.open_group(&mut cx.free_blocks, cx.batch) else {
+            let Some(group) = log.open_group(&mut cx.free_blocks) else {
                 return (Condensed::Under, any);
             };
             let slot = group.slot;

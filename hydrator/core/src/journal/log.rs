@@ -22,25 +22,19 @@ pub(super) struct Group {
     pub(super) settled: Sequence,
     /// The tail that it carries then.
     pub(super) tail: Sequence,
-    /// Requests that wait until it is taken.
-    untaken: Vec<u32>,
+    /// Requests that wait until it is kept.
+    unkept: Vec<u32>,
     /// Requests that wait until it is written.
     unwritten: Vec<u32>,
     /// It has entries of no request.
     condensed: bool,
-    /// In which batch it was opened.
-    opened: u64,
-    /// Something waits for the kernel to have it.
-    pub(super) tell: bool,
-    /// The kernel has it, for good.
-    pub(super) taken: bool,
 }
 
 /// What of a block of the journal a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// That the kernel has it, for good.
-    Taken,
+    /// That it is handed out: from then on the end of the process can't take it.
+    Kept,
     /// Its end.
     Written,
 }
@@ -48,7 +42,7 @@ pub(crate) enum Until {
 impl Group {
     fn waiting(&mut self, until: Until) -> &mut Vec<u32> {
         match until {
-            Until::Taken => &mut self.untaken,
+            Until::Kept => &mut self.unkept,
             Until::Written => &mut self.unwritten,
         }
     }
@@ -82,8 +76,8 @@ pub(super) struct Log {
     low: Sequence,
     /// Blocks with intents, in the journal's order.
     pub(super) intents: VecDeque<(Sequence, Block)>,
-    /// Requests whose data are handed out when the blocks up to this number
-    /// are taken, in its order.
+    /// Requests whose data are handed out after the blocks up to this number, in
+    /// its order.
     behind: VecDeque<(Sequence, u32)>,
     spare: Vec<Vec<u32>>,
 }
@@ -152,13 +146,12 @@ impl Log {
     }
 
     /// The group that takes entries, or a new one in a slot of these.
-    pub(super) fn open_group(&mut self, free: &mut Vec<u16>, batch: u64) -> Option<&mut Group> {
+    pub(super) fn open_group(&mut self, free: &mut Vec<u16>) -> Option<&mut Group> {
         if self.open.is_none() {
             let slot = free.pop()?;
             self.open = Some(Group {
                 sequence: self.next,
                 slot,
-                opened: batch,
                 ..Group::default()
             });
             self.next = self.next.next();
@@ -214,48 +207,31 @@ impl Log {
         self.sealed.extend(self.open.take());
     }
 
-    /// Have the data of a request wait until blocks up to this one are taken.
+    /// Have the data of a request wait until blocks up to this one are handed out.
     pub(super) fn put_behind(&mut self, sequence: Sequence, request: u32) {
         self.behind.push_back((sequence, request));
     }
 
-    /// The next request whose data need not wait any more: never because its
-    /// intents are taken, or for nothing if `all` is lost.
+    /// The next request whose data need not wait any more: because its intents
+    /// are handed out, or for nothing if `all` is lost.
     pub(super) fn take_behind(&mut self, all: bool) -> Option<u32> {
         let (sequence, request) = *self.behind.front()?;
-        if !all && sequence > self.taken() {
+        if !all && sequence > self.handed_out() {
             return None;
         }
         self.behind.pop_front();
         Some(request)
     }
 
-    /// A group is handed out; its index.
-    pub(super) fn begun(&mut self, group: Group) -> u32 {
-        self.in_flight.insert(group) as u32
-    }
-
-    /// Whether something waits for this group to be taken, which is being handed
-    /// out in this batch. Data that are handed out with it take about as long, and
-    /// to know sooner would be of little use.
-    pub(super) fn is_to_be_told(&self, group: &Group, batch: u64) -> bool {
-        let behind = self.behind.front();
-        !group.untaken.is_empty() && group.opened < batch
-            || behind.is_some_and(|(sequence, _)| *sequence <= group.sequence)
-    }
-
-    /// The kernel has a group, for good: the requests that wait for no more.
-    pub(super) fn take(&mut self, index: u32) -> Vec<u32> {
-        let group = self.in_flight.get_mut(index as usize);
-        group.map_or_else(Vec::new, |group| {
-            group.taken = true;
-            core::mem::take(&mut group.untaken)
-        })
+    /// A group is handed out: its index, and the requests that wait for no more.
+    pub(super) fn begun(&mut self, mut group: Group) -> (u32, Vec<u32>) {
+        let waiting = core::mem::take(&mut group.unkept);
+        (self.in_flight.insert(group) as u32, waiting)
     }
 
     /// All requests that wait for a group which is over.
     pub(super) fn waiting_for(&mut self, group: Group) -> Vec<u32> {
-        let (mut waiting, mut others) = (group.untaken, group.unwritten);
+        let (mut waiting, mut others) = (group.unkept, group.unwritten);
         if waiting.is_empty() {
             core::mem::swap(&mut waiting, &mut others);
         }
@@ -270,25 +246,15 @@ impl Log {
         next.map_or(self.next, |group| group.sequence).before()
     }
 
-    /// The last group before those handed out of which this does not hold.
-    fn last_before(&self, except: impl Fn(&Group) -> bool) -> Sequence {
-        let others = self.in_flight.iter().map(|(_, group)| group);
-        let first = others.filter(|group| !except(group));
-        let before = first.map(|group| group.sequence.before()).min();
-        before.unwrap_or(self.handed_out())
-    }
-
-    /// All groups up to this one are taken.
-    fn taken(&self) -> Sequence {
-        self.last_before(|group| group.taken)
-    }
-
     /// All groups up to this one are written.
     pub(super) fn written(&self) -> Sequence {
-        self.last_before(|_| false)
+        let writing = self.in_flight.iter().map(|(_, group)| group.sequence);
+        writing
+            .min()
+            .map_or(self.handed_out(), |sequence| sequence.before())
     }
 
-    /// Whether all that waits for the open group waits for it to be taken only,
+    /// Whether all that waits for the open group waits for it to be kept only,
     /// with its data in flight.
     pub(super) fn has_patience(&self) -> bool {
         self.open.as_ref().is_some_and(|open| {
@@ -344,7 +310,7 @@ mod tests {
         let mut log = Log::new(16, 512);
         let mut free = (0..12).collect();
         for _ in 0..12 {
-            log.open_group(&mut free, 0);
+            log.open_group(&mut free);
             log.seal();
         }
         assert!(!log.has_room_for_intents(1));

@@ -71,9 +71,6 @@ pub(crate) struct Journal {
     awaited: Sequence,
     /// The next group must not wait.
     urgent: bool,
-    /// The caller knows when the kernel has a group: it has told so of the last
-    /// one that it was asked of.
-    is_told: bool,
     /// The open group is not to wait: since another one was handed out, the data
     /// of a write in it have arrived, or the guest has flushed.
     hurries: bool,
@@ -95,7 +92,6 @@ impl Journal {
             settled: Sequence(0),
             awaited: Sequence(0),
             urgent: false,
-            is_told: true,
             hurries: false,
             answered: Sequence(0),
         }
@@ -163,7 +159,7 @@ impl Journal {
         cx: &mut Context,
         memory: &mut M,
     ) -> Option<(Sequence, bool)> {
-        let slot = self.log.open_group(&mut cx.free_blocks, cx.batch)?.slot;
+        let slot = self.log.open_group(&mut cx.free_blocks)?.slot;
         let block = memory.block_mut(slot);
         let recorded = self.log.append(entry, Some((request, until)), fua, block);
         entries.add(recorded.0);
@@ -191,8 +187,7 @@ impl Journal {
         }
     }
 
-    /// Have the data of a request handed out when blocks up to this one are
-    /// taken.
+    /// Have the data of a request handed out after blocks up to this one.
     pub(crate) fn put_behind(&mut self, sequence: Sequence, request: u32) {
         self.log.put_behind(sequence, request);
     }
@@ -354,7 +349,7 @@ impl Journal {
         if !self.log.has_open() && !self.log.has_room(1) {
             return false;
         }
-        let Some(group) = self.log.open_group(&mut cx.free_blocks, cx.batch) else {
+        let Some(group) = self.log.open_group(&mut cx.free_blocks) else {
             return false;
         };
         group.fua = true;
@@ -376,23 +371,24 @@ impl Journal {
     }
 
     /// How many groups may be in flight. Writes that wait for no more than that
-    /// their intents are taken lose nothing while their data are on their way. So
-    /// these gather in the open group, where there is somebody to tell when it is
-    /// taken. A guest that flushes will wait for the end of it.
+    /// their intents are kept lose nothing while their data are on their way. So
+    /// these gather in the open group. A guest that flushes will wait for the end
+    /// of it.
     fn depth(&self, cx: &Context) -> usize {
-        if self.is_told && self.log.has_patience() && !self.hurries {
+        if self.log.has_patience() && !self.hurries {
             1
         } else {
             cx.config.journal_depth
         }
     }
 
-    /// Write the next group that takes no more entries; its index.
+    /// Write the next group that takes no more entries: the requests that wait
+    /// for no more.
     pub(crate) fn write_group<M: Memory>(
         &mut self,
         cx: &mut Context,
         memory: &mut M,
-    ) -> Option<u32> {
+    ) -> Option<Vec<u32>> {
         let mut group = self.log.sealed.pop_front()?;
         group.settled = if cx.rules.keep(Rule::SettleAfterFlush) {
             self.flushed
@@ -417,18 +413,9 @@ impl Journal {
             self.log.telling = group.tail;
         }
         let place = Block(JOURNAL_FIRST + sequence.0 % self.log.blocks);
-        group.tell = self.log.is_to_be_told(&group, cx.batch);
-        let tell = group.tell;
-        let index = self.log.begun(group);
-        let job = Job::Group(index);
-        cx.write_and_tell(job, place.alone(), Buffer::Block(slot), fua, tell);
-        Some(index)
-    }
-
-    /// The kernel has a group, for good: the requests that wait for no more.
-    pub(crate) fn group_taken(&mut self, index: u32) -> Vec<u32> {
-        self.is_told = true;
-        self.log.take(index)
+        let (index, waiting) = self.log.begun(group);
+        cx.write_kept(Job::Group(index), place.alone(), Buffer::Block(slot), fua);
+        Some(waiting)
     }
 
     /// Nothing is recorded any more: the requests that wait for the next group.
@@ -451,7 +438,6 @@ impl Journal {
             return Vec::new();
         };
         cx.give_block(group.slot);
-        self.is_told &= group.taken || !group.tell;
         if result.is_err() {
             cx.fail(Device::Metadata);
             return self.log.waiting_for(group);

@@ -4,10 +4,9 @@
 //!
 //! A write *claims* its blocks, reads the rest of those that it covers in part,
 //! then sends data and intents at the same time. It ends when its data are
-//! written and its intents are *taken*: the kernel carries them out, whatever
-//! becomes of the process. With FUA it ends when both are durable. Where it
-//! overwrites what is local already, the data are sent when the intents are
-//! taken.
+//! written and its intents are *kept*: the end of the process can't take them,
+//! as they are handed out. With FUA it ends when both are durable. Where it
+//! overwrites what is local already, the data are handed out after the intents.
 
 use crate::context::{Context, Job};
 use crate::copier::Copier;
@@ -72,7 +71,7 @@ impl Write {
     ) -> Next<Self> {
         let intended = matches!(&self, Self::Writing(_, sent) if sent.intents.last().is_some());
         if intended && parts.cx.broken {
-            // Its intent may have been taken, and then not be written.
+            // Its intent may be kept, but will not be durable.
             part.failure.get_or_insert(Failure::Io);
         }
         let failed = part.failure.is_some();
@@ -310,7 +309,7 @@ fn intend<M: Memory>(
     let until = if part.fua && parts.cx.rules.keep(Rule::FuaAfterIntent) {
         Until::Written
     } else {
-        Until::Taken
+        Until::Kept
     };
     if let Some(sequence) = record(part, intent, intents, (fua, until), parts, memory) {
         parts.regions.intended(block, sequence);
@@ -369,10 +368,10 @@ fn overlay<M: Memory>(part: &Part, claimed: &Claimed, memory: &mut M) {
     }
 }
 
-/// Send the data of a write. Where they overwrite what is local already, the
-/// kernel has had their intents for good before:
+/// Send the data of a write. Where they overwrite what is local already, their
+/// intents are kept before:
 ///
-/// Were the process killed when the kernel has begun with the data and not with
+/// Were the process killed when the kernel has begun with the data and nobody has
 /// the intent, recovery would find neither the old content nor a checksum of the
 /// new one: the block would be the source's again, though the guest was answered,
 /// or has read, what was there. An intent without its data does no harm.
