@@ -222,6 +222,12 @@ class HydratorTestCase(testtools.TestCase):
         self.addDetail('writers', content.text_content(text))
         return json.loads(text.splitlines()[-1])
 
+    def swap_metadata(self, table):
+        """Have the volume for metadata be something else from now on."""
+        for step in (['load', '--table', table.strip()], ['resume']):
+            self.node.run(['dmsetup', step[0], '--noudevsync', self.metadata,
+                           *step[1:]])
+
     def make_slow_disk(self, size, latency):
         """A disk in memory on which each request takes its time.
 
@@ -314,6 +320,27 @@ class _Moves:
         result = self.pieces_result()
 
         self.assertIsNone(result['wrong'], result)
+
+    def test_what_was_answered_survives_a_metadata_disk_that_fails(self):
+        device = self.start('--detach')
+        table = self.node.run(['dmsetup', 'table', self.metadata]).stdout
+        self.node.run(['dmsetup', 'suspend', '--nolockfs', self.metadata])
+        self.shell('dd if=/dev/urandom of=/tmp/written bs=64k count=3'
+                   f' status=none; dd if=/tmp/written of={device} bs=64k'
+                   ' oflag=direct status=none', timeout=PATIENCE)
+
+        # Only now the disk is asked for what the guest was answered by.
+        self.swap_metadata(table.replace('linear', 'error'))
+        self.wait(lambda status: status['state'] == 'broken')
+        self.kill_it()
+        self.shell('for _ in {1..100}; do'
+                   f' grep -q "^localstor-hydrator: " {RUNTIME}/log && exit;'
+                   ' sleep 0.1; done; exit 1')
+        self.swap_metadata(table)
+        self.wait(lambda status: status['device'])
+
+        self.shell(f'dd if={device} bs=64k count=3 iflag=direct status=none'
+                   ' | cmp - /tmp/written', timeout=PATIENCE)
 
     def test_a_move_that_is_verified_tells_that_everything_was_compared(self):
         device = self.start('--verify', 'full')
