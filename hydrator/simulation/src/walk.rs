@@ -317,7 +317,7 @@ impl Walk {
                 },
                 data: self.random.u8(0..4),
                 durable: self.random.u8(0..12).saturating_sub(9),
-                metadata: self.random.u8(0..12).saturating_sub(7),
+                metadata: self.random.u8(0..12).saturating_sub(9),
                 flushes: self.random.u8(0..12).saturating_sub(9),
                 away: self.random.u8(0..20),
                 bad: if blocks > 0 && self.random.bool() {
