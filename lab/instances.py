@@ -67,6 +67,14 @@ class Instance:
                     f'{found.get("fault", {}).get("message", "no fault")}')
             time.sleep(0.5)
 
+    def wait_until_booted(self, volume_id: str) -> None:
+        """Wait until its guest uses the volume that it boots from.
+
+        :raises InstanceError: it failed, or takes too long
+        """
+        self.wait_for('ACTIVE')
+        self.wait_for_report('found', volume_id)
+
     def act(self, action: str, arguments: Any = None,
             version: str = configuration.COMPUTE_VERSION) -> None:
         """Ask for an action of the API; does not wait.
@@ -135,6 +143,10 @@ class Instance:
         """What libvirt calls it."""
         return self.show()['OS-EXT-SRV-ATTR:instance_name']
 
+    def definition(self) -> str:
+        """What libvirt has made of it on its node, in XML."""
+        return self._virsh('dumpxml')
+
     @property
     def runs(self) -> bool:
         """Whether libvirt has it running on its node."""
@@ -150,11 +162,15 @@ class Instance:
         self.act('reboot', {'type': 'HARD'})
         self.wait_for('ACTIVE')
 
+    def request_attachment(self, volume_id: str) -> None:
+        """Ask for a volume to be plugged in; does not wait."""
+        self._api.post(f'{self._path}/os-volume_attachments', json={
+            'volumeAttachment': {'volumeId': volume_id}})
+
     def attach(self, volume_id: str) -> None:
         """Plug a volume in, and wait until its guest uses it."""
         known = self.reports()
-        self._api.post(f'{self._path}/os-volume_attachments', json={
-            'volumeAttachment': {'volumeId': volume_id}})
+        self.request_attachment(volume_id)
         self.wait_for_report('found', volume_id, after=len(known))
 
     def detach(self, volume_id: str) -> None:
@@ -162,6 +178,15 @@ class Instance:
         self._api.delete(f'{self._path}/os-volume_attachments/{volume_id}')
         self._wait_while(lambda: volume_id in self.volumes(),
                          f'keeps {volume_id}')
+
+    def failures(self) -> list[str]:
+        """Actions on it that have failed, as its user can see."""
+        path = f'{self._path}/os-instance-actions'
+        found = self._api.get(path).json()['instanceActions']
+        return [action['action'] for action in found if any(
+            event['result'] == 'Error' for event in self._api.get(
+                f'{path}/{action["request_id"]}').json()['instanceAction'][
+                    'events'])]
 
     def volumes(self) -> list[str]:
         """Ids of its volumes."""
@@ -190,9 +215,12 @@ class Instance:
 
     # -- What its guest says ------------------------------------------------
 
-    def console(self) -> str:
-        """What stands on its console since it came to its node."""
-        return self.node.run(
+    def console(self, node: nodes.Node | None = None) -> str:
+        """What stands on its console since it came to its node.
+
+        :param node: where to look if Nova does not know where it is
+        """
+        return (node or self.node).run(
             ['cat', f'{nova.STATE}/instances/{self.id}/console.log'],
             check=False).stdout
 
@@ -202,10 +230,11 @@ class Instance:
         return ('Kernel panic' in self.console() and not any(
             report['event'] == 'wrong' for report in self.reports()))
 
-    def reports(self) -> list[dict[str, Any]]:
+    def reports(self, node: nodes.Node | None = None
+                ) -> list[dict[str, Any]]:
         """The guest's reports among that, see ``lab/guest``."""
         found = []
-        for line in self.console().splitlines():
+        for line in self.console(node).splitlines():
             try:
                 report = json.loads(line)
             except ValueError:
@@ -237,8 +266,9 @@ class Instance:
                      if report['event'] == 'wrong']
             if wrong or self.panicked or time.monotonic() > end:
                 raise InstanceError(
-                    f'{self.id} does not report "{event}" of {volume_id}: '
-                    f'{wrong or self.console()[-2000:]}')
+                    f'{self.id} does not report "{event}" of {volume_id}; '
+                    f'libvirt: {self._virsh("domstate", "--reason").strip()}; '
+                    f'console: {wrong or self.console()[-2000:]}')
             time.sleep(0.5)
 
     def wait_for_stamps(self, volume_id: str) -> None:
@@ -289,20 +319,23 @@ def boot(cloud: clouds.Cloud, volume_id: str, node: nodes.Node | None = None
     :param node: where; the scheduler chooses if it is None
     """
     instance = request(cloud, nova_setup.GUEST, volume_id, node)
-    instance.wait_for('ACTIVE')
-    instance.wait_for_report('found', volume_id)
+    instance.wait_until_booted(volume_id)
     return instance
 
 
-def request(cloud: clouds.Cloud, name: str, volume_id: str,
-            node: nodes.Node | None = None) -> Instance:
+def request(cloud: clouds.Cloud, name: str, boot_from: str,
+            node: nodes.Node | None = None, source: str = 'volume'
+            ) -> Instance:
     """Ask for an instance that boots from a volume, as :func:`boot` does;
     does not wait.
+
+    :param boot_from: id of the volume, or of what Nova makes one of
+    :param source: "volume" or "snapshot"
     """
     asked_for = {'name': name, 'flavorRef': nova_setup.GUEST,
                  'networks': 'none', 'block_device_mapping_v2': [{
-                     'boot_index': 0, 'uuid': volume_id,
-                     'source_type': 'volume', 'destination_type': 'volume'}]}
+                     'boot_index': 0, 'uuid': boot_from,
+                     'source_type': source, 'destination_type': 'volume'}]}
     if node:
         asked_for['host'] = node.name
     created = cloud.compute_api.post(
