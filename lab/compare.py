@@ -119,7 +119,7 @@ class _Round:
         self.figures: list[Figure] = []
 
     def measure(self) -> None:
-        """Live it.
+        """Do each of the steps once; what took how long is in `figures`.
 
         :raises InstanceError:
         :raises VolumeError:

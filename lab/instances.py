@@ -143,10 +143,6 @@ class Instance:
         """What libvirt calls it."""
         return self.show()['OS-EXT-SRV-ATTR:instance_name']
 
-    def definition(self) -> str:
-        """What libvirt has made of it on its node, in XML."""
-        return self._virsh('dumpxml')
-
     @property
     def runs(self) -> bool:
         """Whether libvirt has it running on its node."""
@@ -162,15 +158,11 @@ class Instance:
         self.act('reboot', {'type': 'HARD'})
         self.wait_for('ACTIVE')
 
-    def request_attachment(self, volume_id: str) -> None:
-        """Ask for a volume to be plugged in; does not wait."""
-        self._api.post(f'{self._path}/os-volume_attachments', json={
-            'volumeAttachment': {'volumeId': volume_id}})
-
     def attach(self, volume_id: str) -> None:
         """Plug a volume in, and wait until its guest uses it."""
         known = self.reports()
-        self.request_attachment(volume_id)
+        self._api.post(f'{self._path}/os-volume_attachments', json={
+            'volumeAttachment': {'volumeId': volume_id}})
         self.wait_for_report('found', volume_id, after=len(known))
 
     def detach(self, volume_id: str) -> None:
@@ -178,15 +170,6 @@ class Instance:
         self._api.delete(f'{self._path}/os-volume_attachments/{volume_id}')
         self._wait_while(lambda: volume_id in self.volumes(),
                          f'keeps {volume_id}')
-
-    def failures(self) -> list[str]:
-        """Actions on it that have failed, as its user can see."""
-        path = f'{self._path}/os-instance-actions'
-        found = self._api.get(path).json()['instanceActions']
-        return [action['action'] for action in found if any(
-            event['result'] == 'Error' for event in self._api.get(
-                f'{path}/{action["request_id"]}').json()['instanceAction'][
-                    'events'])]
 
     def volumes(self) -> list[str]:
         """Ids of its volumes."""
@@ -215,12 +198,9 @@ class Instance:
 
     # -- What its guest says ------------------------------------------------
 
-    def console(self, node: nodes.Node | None = None) -> str:
-        """What stands on its console since it came to its node.
-
-        :param node: where to look if Nova does not know where it is
-        """
-        return (node or self.node).run(
+    def console(self) -> str:
+        """What stands on its console since it came to its node."""
+        return self.node.run(
             ['cat', f'{nova.STATE}/instances/{self.id}/console.log'],
             check=False).stdout
 
@@ -230,11 +210,10 @@ class Instance:
         return ('Kernel panic' in self.console() and not any(
             report['event'] == 'wrong' for report in self.reports()))
 
-    def reports(self, node: nodes.Node | None = None
-                ) -> list[dict[str, Any]]:
+    def reports(self) -> list[dict[str, Any]]:
         """The guest's reports among that, see ``lab/guest``."""
         found = []
-        for line in self.console(node).splitlines():
+        for line in self.console().splitlines():
             try:
                 report = json.loads(line)
             except ValueError:
@@ -323,19 +302,15 @@ def boot(cloud: clouds.Cloud, volume_id: str, node: nodes.Node | None = None
     return instance
 
 
-def request(cloud: clouds.Cloud, name: str, boot_from: str,
-            node: nodes.Node | None = None, source: str = 'volume'
-            ) -> Instance:
+def request(cloud: clouds.Cloud, name: str, volume_id: str,
+            node: nodes.Node | None = None) -> Instance:
     """Ask for an instance that boots from a volume, as :func:`boot` does;
     does not wait.
-
-    :param boot_from: id of the volume, or of what Nova makes one of
-    :param source: "volume" or "snapshot"
     """
     asked_for = {'name': name, 'flavorRef': nova_setup.GUEST,
                  'networks': 'none', 'block_device_mapping_v2': [{
-                     'boot_index': 0, 'uuid': boot_from,
-                     'source_type': source, 'destination_type': 'volume'}]}
+                     'boot_index': 0, 'uuid': volume_id,
+                     'source_type': 'volume', 'destination_type': 'volume'}]}
     if node:
         asked_for['host'] = node.name
     created = cloud.compute_api.post(

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
+from unittest import mock
+
 from oslotest import base
 
 from lab import compare
+from lab import instances
 
 
 class CompareTest(base.BaseTestCase):
@@ -25,3 +28,22 @@ class CompareTest(base.BaseTestCase):
     def test_what_was_not_measured_has_no_ratio(self):
         self.assertIsNone(self.compared((compare.OURS, 1)).ratio)
         self.assertIsNone(self.compared((compare.THEIRS, 1)).ratio)
+
+    def test_round_that_fails_is_told_and_keeps_what_it_has_measured(self):
+        rounds, said = [], []
+
+        def begin(_cloud, driver, _volumes):
+            figure = compare.Figure(driver, compare.BOOT, len(rounds))
+            rounds.append(mock.Mock(figures=[figure]))
+            if len(rounds) == 2:
+                rounds[-1].measure.side_effect = instances.InstanceError(
+                    'it is silent')
+            return rounds[-1]
+
+        with mock.patch.object(compare, '_Round', begin):
+            found = list(compare.run(None, 2, 1, said.append))
+
+        self.assertEqual([0, 1, 2, 3], [figure.seconds for figure in found])
+        self.assertIn('cut short: it is silent', said)
+        for measured in rounds:
+            measured.clear_up.assert_called_once_with()
