@@ -445,6 +445,32 @@ impl Drop for Limited {
     }
 }
 
+/// Take from the disk what the killed helper was writing to the journal, as if the
+/// disk had failed it once nobody was there to learn of it; how many blocks.
+/// `before` is the spool as the helper found it: that was written long ago.
+fn fail_what_was_being_written(volume: &Move, device: &str, before: &[u8]) -> usize {
+    let disk = std::fs::File::options().read(true).write(true).open(device);
+    let disk = disk.unwrap();
+    // Granted when the kernel is through with what the process had begun.
+    rustix::fs::flock(&disk, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mut content = vec![0; 8 * MIB as usize];
+    disk.read_exact_at(&mut content, 0).unwrap();
+    let spool = volume.content("runtime/spool");
+    let is_new = |block: &&[u8]| {
+        block[..512] != [0; 512] && !before.chunks(4096).any(|there| there == *block)
+    };
+    let kept: Vec<_> = spool.chunks(4096).filter(is_new).collect();
+    let mut failed = 0;
+    for (block, at) in content.chunks(4096).zip((0u64..).step_by(4096)) {
+        if kept.contains(&block) {
+            disk.write_all_at(&[0; 4096], at).unwrap();
+            failed += 1;
+        }
+    }
+    disk.sync_all().unwrap();
+    failed
+}
+
 #[test]
 fn what_was_answered_is_there_after_a_kill_though_its_intent_waited_for_an_io_limit() {
     const WRITES: usize = guest::REQUESTS as usize;
@@ -460,10 +486,12 @@ fn what_was_answered_is_there_after_a_kill_though_its_intent_waited_for_an_io_li
     std::os::unix::fs::symlink(&limited.device, &metadata).unwrap();
     let socket = volume.path("runtime/vhost");
     let mut guest = guest::Guest::new();
+    let mut failed = 0;
     for round in 0..3u8 {
         volume.start();
         guest.connect(&socket);
         assert!(guest.seen(SIZE) == expected, "after {round} kills");
+        let before = volume.content("runtime/spool");
         limited.take(volume.process.as_ref().unwrap().id());
         for write in 0..WRITES {
             // Some are over what was written in the round before.
@@ -476,7 +504,9 @@ fn what_was_answered_is_there_after_a_kill_though_its_intent_waited_for_an_io_li
             assert_eq!(guest.wait().1, guest::OK);
         }
         volume.kill();
+        failed += fail_what_was_being_written(&volume, &limited.device, &before);
     }
+    assert!(failed > 0, "the limit has held nothing up");
     volume.start();
     guest.connect(&socket);
     assert!(guest.seen(SIZE) == expected, "after the last kill");
