@@ -36,6 +36,17 @@ class Commands:
         return self._judge(privileged.run, list(arguments),
                            timeout or self.timeout)
 
+    def run_in_turn(self, what: str, lines: Sequence[Sequence[str]]) -> None:
+        """Run commands, one after the other, until one fails.
+
+        :param what: is told and logged in place of them: they have secrets
+        :raises CommandTimedOut: one was ended after its time
+        :raises CommandFailed: the exit status of one was not 0
+        """
+        self._judge(lambda _arguments, limit: privileged.run_in_turn(
+            [list(arguments) for arguments in lines], limit),
+            [what], self.timeout)
+
     def start_hydrator(self, copy: str, arguments: list[str]) -> str:
         """Start the native helper of a copy; what it printed.
 

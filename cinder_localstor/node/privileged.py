@@ -85,6 +85,27 @@ def run(arguments: list[str], timeout: float) -> tuple[int, str, str]:
         is asked to end; one that does not within PATIENCE goes on, and its
         status is STILL_RUNS and its output its process id.
     """
+    return _run_allowed(arguments, timeout)
+
+
+@CONTEXT.entrypoint
+def run_in_turn(lines: list[list[str]], timeout: float
+                ) -> tuple[int, str, str]:
+    """Run commands as :func:`run` does, until one does not succeed; what came
+    of the last.
+
+    :param timeout: seconds for each
+    """
+    result = 0, '', ''
+    for arguments in lines:
+        result = _run_allowed(arguments, timeout)
+        if result[0]:
+            break
+    return result
+
+
+def _run_allowed(arguments: list[str], timeout: float
+                 ) -> tuple[int, str, str]:
     if arguments[0] not in PROGRAMS:
         raise ValueError('%s is not a program to run here' % arguments[0])
     return _run(arguments, timeout)

@@ -14,9 +14,7 @@ import re
 from typing import Any
 
 from cinder import context
-from cinder.privsep.targets import tgt as cinder_tgt
 from cinder.volume.targets import iscsi
-from cinder.volume.targets import tgt
 from cinder.volume import volume_utils
 from oslo_concurrency import lockutils
 from oslo_privsep import comm
@@ -29,15 +27,11 @@ from cinder_localstor.node import commands
 from cinder_localstor.node import interface
 from cinder_localstor.node import lio
 from cinder_localstor.node import secrets
+from cinder_localstor.node import tgt
 
 # An IQN must not be reused by anything else: the name says whose it is, and
 # the node's udev rules know the destination's disks by it.
 PREFIX = 'localstor-'
-
-TGTADM = ('tgtadm', '--lld', 'iscsi', '--mode', 'target')
-TGT_TARGET = re.compile(r'^Target (?P<number>\d+): \S*'
-                        + re.escape(PREFIX) + r'(?P<move_id>[0-9a-f-]{36})$',
-                        re.MULTILINE)
 
 EXPORT_NAME = re.compile(re.escape(PREFIX) + r'(?P<move_id>[0-9a-f-]{36})')
 
@@ -48,46 +42,6 @@ def parse_targets(text: str) -> set[str]:
     :param text: names of targets; others' and anything else are passed over
     """
     return {match['move_id'] for match in EXPORT_NAME.finditer(text)}
-
-
-def parse_numbers(text: str) -> dict[str, int]:
-    """Numbers of the targets that export moves, by the move's id.
-
-    :param text: what ``tgtadm --mode target --op show`` prints; other
-        targets and all that is said of a target are passed over
-    """
-    return {match['move_id']: int(match['number'])
-            for match in TGT_TARGET.finditer(text)}
-
-
-class _TgtOfMove(tgt.TgtAdm):
-    """Cinder's tgt driver with what a move's export needs besides.
-
-    See targets.conf(5): `readonly` refuses writes, `initiator-address` admits
-    the destination only (with a name alone tgt-admin admits everybody),
-    `bsoflags direct` reads past the page cache, `allow-in-use` is for a guest
-    that migrates live: without it tgt-admin, where lsof is installed, leaves
-    out a device that somebody has open, and Cinder adds it without any of
-    these options.
-    """
-
-    def __init__(self, configuration: Any, export: interface.Export) -> None:
-        super().__init__(configuration=configuration)
-        self.VOLUME_CONF = '''
-<target %(name)s>
-    <backing-store %(path)s>
-        bsoflags direct
-        readonly 1
-        allow-in-use yes
-        scsi_sn ''' + export.serial + '''
-        scsi_id ''' + export.serial + '''
-    </backing-store>
-    driver %(driver)s
-    %(chap_auth)s
-    initiator-name ''' + export.initiator + '''
-    initiator-address ''' + export.address + '''
-</target>
-'''
 
 
 class _IscsiTarget(interface.SourceTarget):
@@ -121,43 +75,47 @@ class _IscsiTarget(interface.SourceTarget):
 
 
 class TgtSourceTarget(_IscsiTarget):
-    """Exports through tgtd."""
+    """Exports through tgtd.
 
-    lun = 1
+    tgtd is told of them and of nothing that outlives it: one that starts
+    before the handle is there would offer a target without a disk, and the
+    destination's reads would fail instead of waiting.
+    """
+
+    lun = tgt.LUN
 
     def warm_up(self) -> None:
-        # It is Cinder's privileged daemon that takes its time to start.
-        cinder_tgt.tgtadm_show()
+        self.exported()
 
     def export(self, move_id: str, device: str, export: interface.Export
                ) -> None:
         secrets.hide(export.iqn, export.password)
-        if move_id not in self.exported():
-            driver = _TgtOfMove(self._configuration, export)
-            driver.create_iscsi_target(export.iqn, 0, self.lun, device,
-                                       (export.username, export.password))
-        # A tgtd that starts before the handle is there would offer a target
-        # without a disk, and the destination's reads would fail instead of
-        # waiting.  So tgtd must not know the target by itself.
-        fileutils.delete_if_exists(os.path.join(
-            self._configuration.volumes_dir, PREFIX + move_id))
+        for target in self._targets(move_id):
+            if target.is_whole:
+                return
+            tgt.remove(self._command, target)
+        tgt.make(self._command, export, device)
 
     def unexport(self, move_id: str) -> None:
+        # An earlier version was in the middle of an export.
         fileutils.delete_if_exists(os.path.join(
             self._configuration.volumes_dir, PREFIX + move_id))
-        number = parse_numbers(self._show()).get(move_id)
-        if number is not None:
-            # Not by tgt-admin: with a connection that is dead but not yet
-            # noticed it gives up at our access rule.
-            self._command.run(*TGTADM, '--op', 'delete', '--force',
-                              '--tid', str(number))
+        for target in self._targets(move_id):
+            tgt.remove(self._command, target)
         secrets.forget(self._iqn(move_id))
 
-    def exported(self) -> set[str]:
-        return set(parse_numbers(self._show()))
+    def _targets(self, move_id: str) -> list[tgt.Target]:
+        return [target for target in tgt.targets(self._command)
+                if parse_targets(target.iqn) == {move_id}]
 
-    def _show(self) -> str:
-        return self._command.run(*TGTADM, '--op', 'show')
+    def exported(self) -> set[str]:
+        return parse_targets(' '.join(
+            target.iqn for target in tgt.targets(self._command)
+            if target.is_whole))
+
+    def remains(self) -> set[str]:
+        return parse_targets(' '.join(
+            target.iqn for target in tgt.targets(self._command)))
 
 
 class LioSourceTarget(_IscsiTarget):

@@ -32,6 +32,10 @@ class FakeCommands:
         assert arguments[0] in privileged.PROGRAMS, arguments
         return self.reply(' '.join(arguments))
 
+    def run_in_turn(self, what, lines):
+        for arguments in lines:
+            self.run(*arguments)
+
     def hold(self, names, seconds):
         self.reply('hold %s %d' % (' '.join(names), seconds))
         return 4711

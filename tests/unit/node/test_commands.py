@@ -57,6 +57,36 @@ class CommandsTest(unittest.TestCase):
             self.assertIn(part, str(caught.exception))
 
 
+class InTurnTest(unittest.TestCase):
+
+    def setUp(self):
+        patched = mock.patch.object(privileged, 'run_in_turn',
+                                    return_value=(0, '', ''))
+        self.ran = patched.start()
+        self.addCleanup(patched.stop)
+        self.command = commands.Commands(60)
+
+    def run_in_turn(self):
+        self.command.run_in_turn('tgtadm, for x', [
+            ('tgtadm', '--password', 'a secret'), ('tgtadm', '--op', 'bind')])
+
+    def test_all_of_them_are_run(self):
+        self.run_in_turn()
+        self.ran.assert_called_once_with(
+            [['tgtadm', '--password', 'a secret'],
+             ['tgtadm', '--op', 'bind']], 60)
+
+    def test_neither_error_nor_log_has_their_arguments(self):
+        self.ran.return_value = (22, '', 'refused')
+        with self.assertLogs('cinder_localstor.node.commands',
+                             'DEBUG') as logged:
+            with self.assertRaises(exception.CommandFailed) as caught:
+                self.run_in_turn()
+        for text in (str(caught.exception), '\n'.join(logged.output)):
+            self.assertIn('tgtadm, for x', text)
+            self.assertNotIn('a secret', text)
+
+
 class GuardTest(unittest.TestCase):
     """Nodes that are suspended."""
 

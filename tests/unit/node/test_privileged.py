@@ -95,6 +95,19 @@ class RunTest(PrivilegedTestCase):
         self.program('lvs', 'cat')
         self.assertEqual((0, '', ''), privileged.run(['lvs'], 10))
 
+    def test_after_one_that_fails_no_other_is_run(self):
+        self.program('lvs', 'echo "$1" | tee -a "%s"; test "$1" != 2'
+                     % self.path('ran'))
+        self.assertEqual((1, '2\n', ''), privileged.run_in_turn(
+            [['lvs', '1'], ['lvs', '2'], ['lvs', '3']], 10))
+        with open(self.path('ran')) as file:
+            self.assertEqual('1\n2\n', file.read())
+
+    def test_other_programs_are_refused_in_turn(self):
+        self.program('lvs', 'true')
+        self.assertRaises(ValueError, privileged.run_in_turn,
+                          [['lvs'], ['sh', '-c', 'true']], 10)
+
     def run_hanging(self, text):
         self.program('lvs', text)
         before = time.monotonic()
@@ -325,10 +338,11 @@ class GuardTest(PrivilegedTestCase):
         self.addCleanup(self.end, int(out))
         return int(out)
 
-    @staticmethod
-    def end(guard):
+    def end(self, guard):
         if guard in privileged._guards:
             privileged.let_go(guard, 10)
+        # One that was given up still works on the nodes.
+        self.wait_until(lambda: not os.path.exists('/proc/%d' % guard))
 
     def wait_until(self, condition):
         for _try in range(200):

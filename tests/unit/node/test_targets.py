@@ -28,6 +28,11 @@ Target 1: iqn.2010-10.org.openstack:volume-%s
 Target 2: iqn.2010-10.org.openstack:localstor-%s
     System information:
         Driver: iscsi
+    Account information:
+        somebody
+    ACL information:
+        192.0.2.2
+        iqn.1993-08.org.debian:b
 '''
 
 
@@ -43,21 +48,6 @@ class ParseTest(base.TestCase):
     @ddt.unpack
     def test_moves_are_found_among_other_targets(self, text, expected):
         self.assertEqual(expected, targets.parse_targets(text))
-
-
-@ddt.ddt
-class ParseNumbersTest(base.TestCase):
-
-    @ddt.data(('', {}), ('garbage \0', {}),
-              (SHOWN % (OTHER, MOVE), {MOVE: 2}),
-              ('Target x: iqn.2010-10.org.openstack:localstor-' + MOVE, {}),
-              ('    Target 3: iqn.x:localstor-' + MOVE, {}),
-              ('Target 3: iqn.x:localstor-' + MOVE + '-more', {}),
-              ('Target 3: iqn.x:localstor-%s\nTarget 12: iqn.x:localstor-%s'
-               % (MOVE, OTHER), {MOVE: 3, OTHER: 12}))
-    @ddt.unpack
-    def test_numbers_of_our_targets(self, text, expected):
-        self.assertEqual(expected, targets.parse_numbers(text))
 
 
 class TargetTestCase(base.TestCase):
@@ -119,21 +109,18 @@ class TgtTest(TargetTestCase):
         self.target = targets.TgtSourceTarget(self.configuration,
                                               self.command)
         self.described = self.target.describe(MOVE, INITIATOR, '192.0.2.2')
-        self.shows(OTHER)
-        self.made = self.patch('cinder.volume.targets.tgt.TgtAdm.'
-                               'create_iscsi_target', autospec=True)
+        self.shows(SHOWN % (MOVE, OTHER))
 
-    def shows(self, move_id):
-        self.command.answer(' '.join(targets.TGTADM) + ' --op show',
-                            SHOWN % (OTHER, move_id))
+    def shows(self, text):
+        self.command.answer('tgtadm --lld iscsi --mode target --op show', text)
 
-    def deleted(self):
-        return self.command.ran_of(' '.join(targets.TGTADM) + ' --op delete')
+    def changes(self):
+        """What was done to which targets, in order."""
+        return [line.removeprefix('tgtadm --lld iscsi --mode ')
+                for line in self.command.ran if '--op show' not in line]
 
-    def test_warm_up_starts_the_daemon_that_an_export_needs(self):
-        show = self.patch('cinder.privsep.targets.tgt.tgtadm_show')
-        self.target.warm_up()
-        show.assert_called_once_with()
+    def export(self):
+        self.target.export(MOVE, '/dev/mapper/v-handle', self.described)
 
     def test_description(self):
         self.override('target_port', 3333)
@@ -151,45 +138,50 @@ class TgtTest(TargetTestCase):
         self.assertNotEqual(other.password, self.described.password)
         self.assertNotIn(other.password, repr(other))
 
-    def test_export(self):
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.described)
-        self.made.assert_called_once_with(
-            mock.ANY, self.described.iqn, 0, 1, '/dev/mapper/v-handle',
-            (self.described.username, self.described.password))
+    def test_exported_is_what_is_whole_and_a_move_s(self):
+        self.assertEqual({OTHER}, self.target.exported())
+        self.shows((SHOWN % (OTHER, MOVE)).replace('192.0.2.2', ''))
+        self.assertEqual(set(), self.target.exported())
+        self.assertEqual({MOVE}, self.target.remains())
 
-    def test_export_is_direct_read_only_and_for_one_initiator(self):
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.described)
-        text = self.made.call_args.args[0].VOLUME_CONF % {
-            'name': self.described.iqn, 'path': '/dev/mapper/v-handle',
-            'driver': 'iscsi', 'chap_auth': 'incominguser u p'}
-        lines = [line.strip() for line in text.splitlines()]
-        for line in ('bsoflags direct', 'readonly 1', 'allow-in-use yes',
-                     'scsi_sn ' + MOVE,
-                     'initiator-name ' + INITIATOR,
-                     'initiator-address 192.0.2.2', 'incominguser u p',
-                     '<backing-store /dev/mapper/v-handle>'):
-            self.assertIn(line, lines)
+    def test_export_is_made(self):
+        self.export()
+        self.assertIn('target --op new --tid 3 --targetname '
+                      + self.described.iqn, self.changes())
 
     def test_export_that_is_there_is_not_made_again(self):
-        self.shows(MOVE)
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.described)
-        self.made.assert_not_called()
+        self.shows(SHOWN % (OTHER, MOVE))
+        self.export()
+        self.assertEqual([], self.changes())
+
+    def test_export_that_is_not_whole_is_made_anew(self):
+        self.shows((SHOWN % (OTHER, MOVE)).replace('192.0.2.2', ''))
+        self.export()
+        self.assertEqual(['target --op delete --force --tid 2',
+                          'account --op delete --user somebody',
+                          'target --op new --tid 3 --targetname '
+                          + self.described.iqn], self.changes()[:3])
 
     def test_tgtd_does_not_know_the_export_after_a_restart(self):
-        path = os.path.join(self.directory, 'localstor-' + MOVE)
-        self.made.side_effect = lambda *_args: open(path, 'w').close()
-        self.target.export(MOVE, '/dev/mapper/v-handle', self.described)
-        self.assertFalse(os.path.exists(path))
+        self.export()
+        self.assertEqual([], os.listdir(self.directory))
 
-    def test_unexport_ends_its_sessions(self):
-        self.shows(MOVE)
+    def test_unexport_ends_its_sessions_and_forgets_its_user(self):
+        self.shows(SHOWN % (OTHER, MOVE))
         self.target.unexport(MOVE)
-        self.assertEqual(['tgtadm --lld iscsi --mode target --op delete '
-                          '--force --tid 2'], self.deleted())
+        self.assertEqual(['target --op delete --force --tid 2',
+                          'account --op delete --user somebody'],
+                         self.changes())
 
     def test_unexport_of_what_is_gone_does_nothing(self):
         self.target.unexport(MOVE)
-        self.assertEqual([], self.deleted())
+        self.assertEqual([], self.changes())
+
+    def test_what_an_earlier_version_left_is_gone(self):
+        path = os.path.join(self.directory, 'localstor-' + MOVE)
+        open(path, 'w').close()
+        self.target.unexport(MOVE)
+        self.assertFalse(os.path.exists(path))
 
     def test_silent_daemon_is_an_error(self):
         self.command.hang('tgtadm')
