@@ -24,6 +24,7 @@ from typing import cast
 from typing import IO
 from typing import NamedTuple
 
+from oslo_config import cfg
 from oslo_privsep import capabilities
 from oslo_privsep import priv_context
 
@@ -42,6 +43,11 @@ CONTEXT = priv_context.PrivContext(
                   capabilities.CAP_SYS_NICE,
                   capabilities.CAP_SYS_RAWIO],
 )
+
+# So many calls at a time: one that hangs keeps no other waiting.  By default
+# there are as many as the node has processors.
+THREADS = 64
+cfg.CONF.set_default('thread_pool_size', THREADS, group='localstor_privileged')
 
 # linux/fs.h: _IO(0x12, 97), drop the cached pages of a block device
 BLKFLSBUF = 0x1261

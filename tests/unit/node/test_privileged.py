@@ -64,6 +64,13 @@ class PrivilegedTestCase(unittest.TestCase):
         os.chmod(self.path(name), stat.S_IRWXU)
 
 
+class DaemonTest(unittest.TestCase):
+
+    def test_it_does_more_at_a_time_than_the_node_has_processors(self):
+        self.assertEqual(privileged.THREADS,
+                         privileged.CONTEXT.conf.thread_pool_size)
+
+
 @ddt.ddt
 class RunTest(PrivilegedTestCase):
 
