@@ -125,7 +125,7 @@ class MigratingServer(story.Story):
                 ) -> None:
         """Check that a guest writes, and has found all that it wrote."""
         if server.go_on():
-            self.say("the guest's kernel had panicked, because of its memory "
+            self.say("the guest's kernel had given up, because of its memory "
                      'and not of a disk: where instructions are translated '
                      'that may happen in a live migration. It has booted '
                      'again.')

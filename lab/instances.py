@@ -17,6 +17,10 @@ from lab import nova_setup
 
 # Seconds; a guest's instructions are translated, and its node's, too
 PATIENCE = 300
+# After which one that was alive is silent
+SILENCE = 120
+# So often its disks are looked at then.
+LOOKS = 5
 
 
 class InstanceError(Exception):
@@ -153,6 +157,23 @@ class Instance:
         return self.node.run(['virsh', command, self.name, *options],
                              check=False).stdout
 
+    def description(self) -> str:
+        """What libvirt runs, in XML."""
+        return self._virsh('dumpxml')
+
+    def failures(self) -> list[str]:
+        """What its events say that went wrong: to a user, and what they add
+        for an administrator.
+        """
+        path = f'{self._path}/os-instance-actions'
+        return [f'{event["details"]}: {event["traceback"]}'
+                for action in self._api.get(path).json()['instanceActions']
+                for event in self._api.get(
+                    f'{path}/{action["request_id"]}', headers={
+                        'OpenStack-API-Version': 'compute 2.84'}).json()[
+                            'instanceAction']['events']
+                if event['result'] == 'Error']
+
     def reboot(self) -> None:
         """Take its power and give it back."""
         self.act('reboot', {'type': 'HARD'})
@@ -161,9 +182,13 @@ class Instance:
     def attach(self, volume_id: str) -> None:
         """Plug a volume in, and wait until its guest uses it."""
         known = self.reports()
+        self.request_volume(volume_id)
+        self.wait_for_report('found', volume_id, after=len(known))
+
+    def request_volume(self, volume_id: str) -> None:
+        """Ask for a volume to be plugged in; does not wait."""
         self._api.post(f'{self._path}/os-volume_attachments', json={
             'volumeAttachment': {'volumeId': volume_id}})
-        self.wait_for_report('found', volume_id, after=len(known))
 
     def detach(self, volume_id: str) -> None:
         """Unplug a volume, and wait until Nova has forgotten it."""
@@ -198,22 +223,27 @@ class Instance:
 
     # -- What its guest says ------------------------------------------------
 
-    def console(self) -> str:
-        """What stands on its console since it came to its node."""
-        return self.node.run(
+    def console(self, node: nodes.Node | None = None) -> str:
+        """What stands on its console since it came to its node, or to a node
+        that Nova does not know of.
+        """
+        return (node or self.node).run(
             ['cat', f'{nova.STATE}/instances/{self.id}/console.log'],
             check=False).stdout
 
     @property
     def panicked(self) -> bool:
         """Whether its kernel gave up, and not because of a disk."""
-        return ('Kernel panic' in self.console() and not any(
-            report['event'] == 'wrong' for report in self.reports()))
+        return 'Kernel panic' in self.console() and not self._disk_is_wrong()
 
-    def reports(self) -> list[dict[str, Any]]:
+    def _disk_is_wrong(self) -> bool:
+        return any(report['event'] == 'wrong' for report in self.reports())
+
+    def reports(self, node: nodes.Node | None = None
+                ) -> list[dict[str, Any]]:
         """The guest's reports among that, see ``lab/guest``."""
         found = []
-        for line in self.console().splitlines():
+        for line in self.console(node).splitlines():
             try:
                 report = json.loads(line)
             except ValueError:
@@ -224,16 +254,17 @@ class Instance:
         return found
 
     def wait_for_report(self, event: str, volume_id: str, after: int = 0,
-                        wanted: Callable[[dict[str, Any]], bool] = bool
-                        ) -> dict[str, Any]:
+                        wanted: Callable[[dict[str, Any]], bool] = bool,
+                        timeout: float = PATIENCE) -> dict[str, Any]:
         """Wait until the guest reports an event of a volume.
 
         :param after: so many reports don't count
         :param wanted: which of these reports count
+        :param timeout: seconds
         :raises InstanceError: its disk is wrong, its kernel has panicked, or
             it takes too long
         """
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + timeout
         while True:
             reports = self.reports()
             for report in reports[after:]:
@@ -247,8 +278,25 @@ class Instance:
                 raise InstanceError(
                     f'{self.id} does not report "{event}" of {volume_id}; '
                     f'libvirt: {self._virsh("domstate", "--reason").strip()}; '
+                    f'disks that do not answer: {self._waiting_disks()}; '
                     f'console: {wrong or self.console()[-2000:]}')
             time.sleep(0.5)
+
+    def _waiting_disks(self) -> list[str]:
+        """Block devices of its node that answer nobody: each time that one
+        looks they have requests in flight (``/sys/block/*/inflight``).
+
+        A disk that does not answer keeps a guest as silent as a processor
+        that stands still; only the one is a matter of its disks.
+        """
+        waiting: set[str] | None = None
+        for _look in range(LOOKS):
+            found = set(self.node.run(
+                ['sh', '-c', 'cd /sys/block; grep -l "[1-9]" */inflight'],
+                check=False).stdout.split())
+            waiting = found if waiting is None else waiting & found
+            time.sleep(1)
+        return sorted(waiting or ())
 
     def wait_for_stamps(self, volume_id: str) -> None:
         """Wait until the guest, booted again, has found what it had written.
@@ -259,30 +307,32 @@ class Instance:
         self.wait_for_report('found', volume_id, wanted=lambda report:
                              None not in report['before'])
 
-    def assert_alive(self) -> None:
+    def assert_alive(self, timeout: float = PATIENCE) -> None:
         """Wait until the guest has written to each of its volumes since now.
 
+        :param timeout: seconds, for each of them
         :raises InstanceError: a disk is wrong, or it has died
         """
         after = len(self.reports())
         for volume_id in self.volumes():
-            self.wait_for_report('alive', volume_id, after)
+            self.wait_for_report('alive', volume_id, after, timeout=timeout)
 
     def go_on(self) -> bool:
-        """Wait until it lives, or lives again where its kernel panicked.
+        """Wait until it lives, or lives again where its kernel gave up.
 
-        A guest whose instructions are translated may panic after a live
-        migration on a busy machine, from memory that is not right; what is on
-        its disks has to be.
+        A guest whose instructions are translated may panic, or be silent for
+        ever, after a live migration on a busy machine, from memory that is not
+        right; its disks have to answer, and what is on them has to be right.
 
-        :returns: whether it had panicked
-        :raises InstanceError: a disk is wrong, or it has died otherwise
+        :returns: whether its kernel had given up
+        :raises InstanceError: a disk is wrong, or does not answer
         """
         try:
-            self.assert_alive()
+            self.assert_alive(SILENCE)
             return False
         except InstanceError:
-            if not self.panicked:
+            if not self.panicked and (self._disk_is_wrong()
+                                      or self._waiting_disks()):
                 raise
         self.reboot()
         for volume_id in self.volumes():
@@ -307,10 +357,23 @@ def request(cloud: clouds.Cloud, name: str, volume_id: str,
     """Ask for an instance that boots from a volume, as :func:`boot` does;
     does not wait.
     """
+    return _requested(cloud, name, 'volume', volume_id, node)
+
+
+def request_of_snapshot(cloud: clouds.Cloud, name: str, snapshot_id: str,
+                        node: nodes.Node | None = None) -> Instance:
+    """Ask for an instance that boots from a volume that Nova is to make of a
+    snapshot; does not wait.
+    """
+    return _requested(cloud, name, 'snapshot', snapshot_id, node)
+
+
+def _requested(cloud: clouds.Cloud, name: str, source: str, source_id: str,
+               node: nodes.Node | None) -> Instance:
     asked_for = {'name': name, 'flavorRef': nova_setup.GUEST,
                  'networks': 'none', 'block_device_mapping_v2': [{
-                     'boot_index': 0, 'uuid': volume_id,
-                     'source_type': 'volume', 'destination_type': 'volume'}]}
+                     'boot_index': 0, 'uuid': source_id,
+                     'source_type': source, 'destination_type': 'volume'}]}
     if node:
         asked_for['host'] = node.name
     created = cloud.compute_api.post(

@@ -2,6 +2,7 @@
 
 from unittest import mock
 
+import fixtures
 from oslotest import base
 
 from lab import cloud as clouds
@@ -54,3 +55,72 @@ class ReportsTest(base.BaseTestCase):
                  'Total downtime:   460          ms')
         self.assertEqual(0.46, self.instance(*lines).downtime())
         self.assertIsNone(self.instance('Job type:         None').downtime())
+
+    def test_a_silent_guest_is_told_with_the_disks_that_do_not_answer(self):
+        guest = self.instance(FOUND)
+        self.shows(guest, 'dm-3/inflight dm-4/inflight', 'dm-3/inflight')
+
+        error = self.assertRaises(
+            instances.InstanceError, guest.wait_for_report, 'alive', VOLUME,
+            timeout=0)
+
+        self.assertIn("do not answer: ['dm-3/inflight']", str(error))
+
+    def shows(self, guest, *inflight):
+        """What a guest's node says in turn of its disks, then the last."""
+        self.useFixture(fixtures.MockPatch('time.sleep'))
+        self.useFixture(fixtures.MockPatchObject(instances, 'SILENCE', 0))
+        answers = list(inflight)
+
+        def run(command, **_options):
+            text = FOUND
+            if 'inflight' in command[-1]:
+                text = answers.pop(0) if len(answers) > 1 else answers[0]
+            return mock.Mock(stdout=text)
+        guest.node.run.side_effect = run
+
+    def go_on(self, guest):
+        """Whether a guest that is silent is booted again."""
+        with mock.patch.object(guest, 'volumes', return_value=[VOLUME]), \
+                mock.patch.object(guest, 'reboot') as reboot, \
+                mock.patch.object(guest, 'wait_for_stamps'), \
+                mock.patch.object(guest, 'assert_alive', side_effect=[
+                    instances.InstanceError('silent'), None]):
+            try:
+                guest.go_on()
+            except instances.InstanceError:
+                self.assertFalse(reboot.called)
+                return False
+            return reboot.called
+
+    def test_a_silent_guest_whose_disks_answer_is_booted_again(self):
+        guest = self.instance(FOUND)
+        self.shows(guest, 'dm-3/inflight', 'dm-4/inflight')
+        self.assertTrue(self.go_on(guest))
+
+    def test_one_whose_disk_does_not_is_not(self):
+        guest = self.instance(FOUND)
+        self.shows(guest, 'dm-3/inflight dm-4/inflight', 'dm-3/inflight')
+        self.assertFalse(self.go_on(guest))
+
+    def test_nor_is_one_whose_disk_is_wrong(self):
+        self.useFixture(fixtures.MockPatch('time.sleep'))
+        self.assertFalse(self.go_on(self.instance(FOUND, WRONG, PANIC)))
+
+
+class FailuresTest(base.BaseTestCase):
+
+    def test_what_went_wrong_is_what_its_events_say(self):
+        events = [{'result': 'Success', 'details': None, 'traceback': None},
+                  {'result': 'Error', 'details': 'ClientException',
+                   'traceback': 'in line 3: no space'}]
+        cloud = mock.create_autospec(clouds.Cloud, instance=True)
+        cloud.compute_api = mock.MagicMock()
+        cloud.compute_api.get.return_value.json.side_effect = [
+            {'instanceActions': [{'request_id': 'req-1'}]},
+            {'instanceAction': {'events': events}}]
+
+        self.assertEqual(['ClientException: in line 3: no space'],
+                         instances.Instance(cloud, 'an-id').failures())
+        cloud.compute_api.get.assert_called_with(
+            '/servers/an-id/os-instance-actions/req-1', headers=mock.ANY)
