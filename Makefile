@@ -19,7 +19,7 @@ SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs|test_clone_of
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
         lab-programs soak soak-walks soak-kills soak-kernel soak-lab \
         soak-exchanged soak-nova qemu-test tempest bench lab-kernel nova \
-        nova-test bench-nova tempest-nova lab-up lab-down clean
+        nova-test bench-nova bench-attach tempest-nova lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -35,6 +35,7 @@ help:
 	@echo 'make tempest   Cinder'\''s own suites, beside Cinder'\''s own driver;'
 	@echo '               tempest-nova   those of instances'
 	@echo 'make bench     what a move costs a guest, in figures (BENCH=--quick)'
+	@echo 'make bench-attach  how long an attachment takes, beside it'
 	@echo 'make bench-nova  what instances wait for, beside Cinder'\''s own driver'
 	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
 	@echo 'make nova      what instances in the lab need: libvirt and QEMU'
@@ -199,6 +200,10 @@ bench: setup rust lab-kernel
 # No test either: instances beside Cinder's own driver, in turn
 bench-nova: nova
 	$(LAB) --name bench-nova compare $(COMPARE)
+
+# Nor this: attachments, one by one and many at once
+bench-attach: setup lab-programs
+	$(LAB) --name bench-node attach $(ATTACH)
 
 # Kept outside the repository, and built again when its recipe changes
 lab-kernel: setup

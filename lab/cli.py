@@ -23,6 +23,7 @@ from cliff import lister
 from rich import console as consoles
 from rich import progress as bars
 
+from lab import attach
 from lab import chaos
 from lab import cloud
 from lab import compare
@@ -630,6 +631,49 @@ class Compare(lister.Lister):
                   shown(line.ratio)) for line in compare.compare(figures)])
 
 
+class Attach(_LabCommand):
+    """Measure what an attachment takes, beside Cinder's own driver of LVM.
+
+    Thick and thin volumes of this driver, and those of Cinder's own, are
+    attached in turn on their own node and on another, with os-brick and
+    without Nova; then many at once. The figures are medians, in seconds; the
+    lab is started before and taken down after.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--rounds', type=int, default=5, metavar='N',
+                            help='how often each is attached (default: 5)')
+        parser.add_argument('--storm', type=int, default=10, metavar='N',
+                            help='how many are attached at once, 0 for none '
+                                 '(default: 10)')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Measure."""
+        cloud = self.cloud
+        with progress.shown(self.app.stderr) as report:
+            cloud.up(2, report, also=['lvm'], disk_size=attach.DISK_SIZE)
+
+        def say(text: str) -> None:
+            print(text, file=self.app.stderr, flush=True)
+        try:
+            found = list(attach.run(cloud, parsed_args.rounds, say))
+            # Of these the steps are shown.
+            lines = [line for node in cloud.nodes for line in
+                     node.service('cinder-volume').log.read_text(
+                         errors='replace').splitlines()]
+            storms = (list(attach.storms(cloud, parsed_args.storm, say))
+                      if parsed_args.storm else [])
+        finally:
+            cloud.down()
+        console = consoles.Console(file=self.app.stdout, highlight=False,
+                                   soft_wrap=True)
+        attach.show(found, storms, lines, console)
+        return 0
+
+
 class Bench(_LabCommand):
     """Measure what a move costs a guest: the native helper and dm-clone.
 
@@ -726,8 +770,8 @@ _COMMANDS: dict[str, Any] = {
     'up': Up, 'down': Down, 'status': Status, 'exec': Exec,
     'console': Console, 'kill': Kill, 'start': Start, 'cut': Cut,
     'heal': Heal, 'logs': Logs, 'env': Env, 'service': Service,
-    'restart': Restart, 'chaos': Chaos, 'compare': Compare, 'scale': Scale,
-    'bench': Bench, 'tempest': Tempest,
+    'restart': Restart, 'chaos': Chaos, 'attach': Attach, 'compare': Compare,
+    'scale': Scale, 'bench': Bench, 'tempest': Tempest,
 }
 
 
