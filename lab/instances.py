@@ -162,11 +162,9 @@ class Instance:
         return self._virsh('dumpxml')
 
     def failures(self) -> list[str]:
-        """What its events say that went wrong: to a user, and what they add
-        for an administrator.
-        """
+        """What its events say that went wrong."""
         path = f'{self._path}/os-instance-actions'
-        return [f'{event["details"]}: {event["traceback"]}'
+        return [event['details']
                 for action in self._api.get(path).json()['instanceActions']
                 for event in self._api.get(
                     f'{path}/{action["request_id"]}', headers={

@@ -202,6 +202,32 @@ class User:
         else:
             self._api.delete(path + '/provider')
 
+    def limit_type(self, volume_type: str, **limits: str) -> str:
+        """Let volumes of a type be limited by who uses them from now on; id
+        of the limits.
+
+        :param limits: such as ``total_iops_sec``
+        """
+        limited = self._api.post('/qos-specs', json={'qos_specs': {
+            'name': 'of-a-user', 'consumer': 'front-end', **limits}}).json()[
+                'qos_specs']['id']
+        self._api.get('/qos-specs/%s/associate?vol_type_id=%s' % (
+            limited, self._type_id(volume_type)))
+        return limited
+
+    def delete_limits(self, limits_id: str) -> None:
+        """Let no volumes be limited so any more."""
+        self._api.delete('/qos-specs/%s?force=True' % limits_id)
+
+    def disable_service(self, host: str) -> None:
+        """Let a cinder-volume get nothing new, as an administrator does.
+
+        :param host: ``host@backend``
+        """
+        self._api.put('/os-services/disable-log-reason', json={
+            'binary': 'cinder-volume', 'host': host,
+            'disabled_reason': 'out of service'})
+
     def make_group(self, volume_type: str, **specs: str) -> str:
         """Make a group for volumes of a type, which go nowhere then; its id.
 
@@ -397,6 +423,13 @@ class User:
     def detach(self, attachment: Attachment) -> None:
         """Remove an attachment."""
         self.remove_attachment(attachment.id)
+
+    def attached(self, attachment_id: str, node: nodes.Node) -> Attachment:
+        """An attachment that somebody else has made for a node."""
+        found = self._api.get('/attachments/' + attachment_id).json()[
+            'attachment']
+        return Attachment(found['id'], found['volume_id'], found['instance'],
+                          node, found['connection_info'])
 
     def remove_attachment(self, attachment_id: str) -> None:
         """Remove an attachment of which only the id is known."""

@@ -216,6 +216,15 @@ class LabTestCase(testtools.TestCase):
         self.addDetail('power cut of %s' % node.name,
                        content.text_content(str(cut)))
 
+    def fill(self, node, group, leave):
+        """Leave only so many MiB of a volume group on a node."""
+        free = int(node.run(
+            ['vgs', '--noheadings', '--units', 'm', '--nosuffix', '-o',
+             'vg_free', group]).stdout.split('.')[0])
+        node.run(['lvcreate', '-y', '-n', 'filling', '-L',
+                  '%dm' % (free - leave), group])
+        self.addCleanup(node.run, ['lvremove', '-y', group + '/filling'])
+
     # Moves
 
     def copy_name(self, attachment):

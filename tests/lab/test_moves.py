@@ -149,24 +149,14 @@ class RefusedTest(base.LabTestCase):
         self.assertEqual(self.source.name, self.home(self.volume).name)
         return str(error)
 
-    def fill(self, group, leave):
-        """Leave only so many MiB of a volume group on the destination."""
-        free = int(self.destination.run(
-            ['vgs', '--noheadings', '--units', 'm', '--nosuffix', '-o',
-             'vg_free', group]).stdout.split('.')[0])
-        self.destination.run(['lvcreate', '-y', '-n', 'filling', '-L',
-                              '%dm' % (free - leave), group])
-        self.addCleanup(self.destination.run,
-                        ['lvremove', '-y', group + '/filling'])
-
     def test_too_little_space(self):
-        self.fill('cinder-local', 1000)
+        self.fill(self.destination, 'cinder-local', 1000)
         self.refuse()
         self.assertIn("'cinder-local' on node",
                       self.log_of(self.source))
 
     def test_too_little_space_for_the_map(self):
-        self.fill('cinder-local', 1024)
+        self.fill(self.destination, 'cinder-local', 1024)
         self.refuse()
         self.assertIn('-regions', self.log_of(self.source))
 

@@ -12,6 +12,8 @@ import threading
 from lab import cloud as clouds
 from lab import configuration
 from lab import instances
+from lab import leftovers
+from lab import nova
 from lab import nova_setup
 from lab import sizes
 from tests.lab import base
@@ -226,6 +228,26 @@ class ActionsTest(BootedTestCase):
             wanted=lambda report: report['size'] == 3 * sizes.GIB)
         self.instance.assert_alive()
 
+    def test_limit_of_a_type_goes_with_the_instance(self):
+        limits = self.user.limit_type('thin', total_iops_sec='500')
+        self.addCleanup(self.user.delete_limits, limits)
+        data = self.attach_new(self.there, volume_type='thin')
+        self.assertIn('<total_iops_sec>500<', self.instance.description())
+        self.instance.live_migrate(self.there)
+        self.instance.go_on()
+        self.assertIn('<total_iops_sec>500<', self.instance.description())
+        self.assert_arrives(data, self.there)
+
+    def test_volume_in_use_goes_to_another_backend_of_its_node(self):
+        data = self.attach_new(self.here)
+        self.user.retype(data, 'thin')
+        self.wait_for('it has gone', lambda: self.user.show(data)[
+            'volume_type'] == 'thin' and self.user.status(data) == 'in-use',
+            timeout=2 * base.PATIENCE)
+        self.instance.assert_alive()
+        self.instance.reboot()
+        self.instance.wait_for_stamps(data)
+
     def test_instance_is_deleted_while_its_volume_arrives(self):
         data = self.attach_new(self.there)
         self.delete_instance(self.instance)
@@ -240,8 +262,86 @@ class ActionsTest(BootedTestCase):
         self.instance.wait_for_stamps(data)
 
 
+class SnapshotTest(BootedTestCase):
+    """Nova makes a volume of a snapshot, and boots from that."""
+
+    def test_instance_has_what_the_snapshot_had(self):
+        snapshot = self.user.request_snapshot(self.root)
+        self.wait_for('there is a snapshot', lambda: self.user.snapshots().get(
+            snapshot) == 'available')
+        other = instances.request_of_snapshot(self.cloud, nova_setup.GUEST,
+                                              snapshot, self.there)
+        self.instances.append(other)
+        self.wait_for('it has a volume', other.volumes,
+                      timeout=2 * base.PATIENCE)
+        copy, = other.volumes()
+        self.volumes.append(copy)
+        other.wait_until_booted(copy)
+        other.wait_for_stamps(copy)
+        other.assert_alive()
+        self.assert_arrives(copy, self.there)
+        self.instance.assert_alive()
+        self.user.request_snapshot_deletion(snapshot)
+        self.wait_for('it is gone',
+                      lambda: snapshot not in self.user.snapshots())
+
+
+class RefusalTest(BootedTestCase):
+    """What can't be done has a sentence, and the instance stays as it was."""
+
+    def assert_refused(self, volume, *words):
+        """The instance does not get a volume, and Nova is told why."""
+        self.instance.request_volume(volume)
+        self.wait_for('it is refused', lambda: self.user.status(volume)
+                      == 'available' and self.instance.failures())
+        # Its users are told that it failed, whatever Cinder has said.
+        log = self.here.service('nova-compute').log.read_text(errors='replace')
+        self.assertTrue(any('Update attachment failed' in line
+                            and all(word in line for word in words)
+                            for line in log.splitlines()))
+        self.assertEqual([self.root], self.instance.volumes())
+        self.assertEqual('available', self.user.status(volume))
+        self.instance.assert_alive()
+
+    def test_node_has_too_little_space(self):
+        volume = self.create(node=self.there)
+        self.fill(self.here, 'cinder-local', 1000)
+        self.assert_refused(volume, volume, "'cinder-local'")
+        self.assertEqual(self.there.name, self.user.host(volume))
+
+    def test_service_of_the_node_is_disabled(self):
+        volume = self.create(node=self.there)
+        host = self.here.name + '@local'
+        self.user.disable_service(host)
+        # Cinder 29.0.0 says that it enables one, and does not.
+        self.addCleanup(leftovers.select, self.cloud, 'UPDATE services '
+                        "SET disabled = 0 WHERE host = '%s'" % host)
+        self.assert_refused(volume, volume, 'disabled (out of service)')
+        self.assertEqual(self.there.name, self.user.host(volume))
+
+
 class LiveMigrationTest(BootedTestCase):
     """Live migration, in its variants."""
+
+    def test_paused(self):
+        self.instance.act('pause')
+        self.instance.wait_for('PAUSED')
+        self.instance.live_migrate(self.there)
+        self.instance.act('unpause')
+        self.instance.wait_for('ACTIVE')
+        self.instance.go_on()
+        self.assert_arrives(self.root, self.there)
+
+    def test_to_where_a_volume_still_comes_from(self):
+        data = self.attach_new(self.there)
+        self.hold_in_mid_move(self.user.attached(
+            self.instance.attachments()[data], self.here))
+        self.instance.live_migrate(self.there)
+        self.instance.go_on()
+        self.let_go()
+        for volume in (self.root, data):
+            self.assert_arrives(volume, self.there)
+        self.instance.assert_alive()
 
     def test_six_volumes(self):
         volumes = [self.attach_new(node) for node in self.nodes
@@ -293,10 +393,13 @@ class FailedMigrationTest(BootedTestCase):
         node = self.instance.node
         self.assert_arrives(self.root, node)
         self.instance.assert_alive()
-        running = [found.name for found in self.nodes if self.instance.name
-                   in found.run(['virsh', 'list', '--name']).stdout]
-        self.assertEqual([node.name], running)
+        self.assertEqual([node.name], self.running())
         return node
+
+    def running(self):
+        """Names of the nodes that have the guest running."""
+        return [node.name for node in self.nodes if self.instance.name
+                in node.run(['virsh', 'list', '--name']).stdout]
 
     def wait_until_prepared(self):
         """Wait until QEMU is there on the destination."""
@@ -328,6 +431,53 @@ class FailedMigrationTest(BootedTestCase):
         self.instance.assert_alive()
         self.instance.act('os-resetState', {'state': 'active'})
         self.assertEqual(self.here.name, self.assert_is_somewhere().name)
+
+    def test_nova_compute_dies_on_the_destination(self):
+        self.migrate()
+        self.wait_until_prepared()
+        service = self.there.service('nova-compute')
+        service.kill()
+        self.instance.assert_alive()
+        service.start()
+        # It does not know any more what it was asked for.
+        self.wait_for('Nova has given up', lambda: not self.instance.show()[
+            'OS-EXT-STS:task_state'], timeout=2 * base.PATIENCE)
+        self.instance.act('os-resetState', {'state': 'active'})
+        self.assert_is_somewhere()
+        self.remove_forgotten_attachments()
+
+    def remove_forgotten_attachments(self):
+        """Those in Cinder that Nova knows nothing of any more."""
+        for attachment in ({*self.user.attachments(self.root)}
+                           - {*self.instance.attachments().values()}):
+            self.user.remove_attachment(attachment)
+
+    def test_nova_compute_dies_on_the_source_after_the_switch(self):
+        name, service = self.instance.name, self.here.service('nova-compute')
+        self.migrate()
+        self.wait_for('it runs there', lambda: 'running' in self.there.run(
+            ['virsh', 'domstate', name], check=False).stdout)
+        service.kill()
+        # It finds an instance of its own that does not run, and lets it run.
+        service.start()
+        self.wait_for('it has tried to', lambda: not self.instance.show()[
+            'OS-EXT-STS:task_state'], timeout=2 * base.PATIENCE)
+        self.assertEqual([self.there.name], self.running())
+        # Nova never learns where it is: an operator ends it there, and boots
+        # from its volume anew.
+        for command in ('destroy', 'undefine'):
+            self.there.run(['virsh', command, name])
+        self.there.run(['rm', '-r', '%s/instances/%s' % (
+            nova.STATE, self.instance.id)])
+        self.delete_instance(self.instance)
+        for attachment in self.user.attachments(self.root):
+            self.user.remove_attachment(attachment)
+        self.user.wait_for_status(self.root, 'available')
+        again = instances.boot(self.cloud, self.root, self.there)
+        self.instances.append(again)
+        again.wait_for_stamps(self.root)
+        again.assert_alive()
+        self.assert_arrives(self.root, self.there)
 
     def test_cinder_volume_dies_on_the_destination(self):
         self.migrate()

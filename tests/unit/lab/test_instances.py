@@ -113,14 +113,14 @@ class FailuresTest(base.BaseTestCase):
     def test_what_went_wrong_is_what_its_events_say(self):
         events = [{'result': 'Success', 'details': None, 'traceback': None},
                   {'result': 'Error', 'details': 'ClientException',
-                   'traceback': 'in line 3: no space'}]
+                   'traceback': 'in line 3'}]
         cloud = mock.create_autospec(clouds.Cloud, instance=True)
         cloud.compute_api = mock.MagicMock()
         cloud.compute_api.get.return_value.json.side_effect = [
             {'instanceActions': [{'request_id': 'req-1'}]},
             {'instanceAction': {'events': events}}]
 
-        self.assertEqual(['ClientException: in line 3: no space'],
+        self.assertEqual(['ClientException'],
                          instances.Instance(cloud, 'an-id').failures())
         cloud.compute_api.get.assert_called_with(
             '/servers/an-id/os-instance-actions/req-1', headers=mock.ANY)
