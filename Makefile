@@ -35,7 +35,7 @@ help:
 	@echo 'make tempest   Cinder'\''s own suites, beside Cinder'\''s own driver;'
 	@echo '               tempest-nova   those of instances'
 	@echo 'make bench     what a move costs a guest, in figures (BENCH=--quick)'
-	@echo 'make bench-attach  how long an attachment takes, beside it'
+	@echo 'make bench-attach  how long an attachment takes, beside Cinder'\''s driver'
 	@echo 'make bench-nova  what instances wait for, beside Cinder'\''s own driver'
 	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
 	@echo 'make nova      what instances in the lab need: libvirt and QEMU'

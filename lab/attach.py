@@ -257,8 +257,4 @@ class _Bench:
             self._user.detach(attachment)
         for volume in volumes:
             self._user.delete_volume(volume, PATIENCE)
-        end = time.monotonic() + PATIENCE
-        while leftovers.moves(self._cloud):
-            if time.monotonic() > end:
-                raise users.VolumeError('a move does not end')
-            time.sleep(0.2)
+        leftovers.wait_until_local(self._cloud, PATIENCE)

@@ -176,12 +176,8 @@ class _Round:
         return volume
 
     def _wait_until_local(self) -> None:
-        """:raises InstanceError: a move does not end"""
-        end = time.monotonic() + PATIENCE
-        while leftovers.moves(self._cloud):
-            if time.monotonic() > end:
-                raise instances.InstanceError('a move does not end')
-            time.sleep(0.2)
+        """:raises VolumeError: a move does not end"""
+        leftovers.wait_until_local(self._cloud, PATIENCE)
 
     @contextlib.contextmanager
     def _timed(self, step: str) -> Iterator[None]:

@@ -221,11 +221,9 @@ class Instance:
 
     # -- What its guest says ------------------------------------------------
 
-    def console(self, node: nodes.Node | None = None) -> str:
-        """What stands on its console since it came to its node, or to a node
-        that Nova does not know of.
-        """
-        return (node or self.node).run(
+    def console(self) -> str:
+        """What stands on its console since it came to its node."""
+        return self.node.run(
             ['cat', f'{nova.STATE}/instances/{self.id}/console.log'],
             check=False).stdout
 
@@ -237,11 +235,10 @@ class Instance:
     def _disk_is_wrong(self) -> bool:
         return any(report['event'] == 'wrong' for report in self.reports())
 
-    def reports(self, node: nodes.Node | None = None
-                ) -> list[dict[str, Any]]:
+    def reports(self) -> list[dict[str, Any]]:
         """The guest's reports among that, see ``lab/guest``."""
         found = []
-        for line in self.console(node).splitlines():
+        for line in self.console().splitlines():
             try:
                 report = json.loads(line)
             except ValueError:
@@ -321,15 +318,17 @@ class Instance:
         A guest whose instructions are translated may panic, or be silent for
         ever, after a live migration on a busy machine, from memory that is not
         right; its disks have to answer, and what is on them has to be right.
+        One that libvirt has stopped is none of these.
 
         :returns: whether its kernel had given up
-        :raises InstanceError: a disk is wrong, or does not answer
+        :raises InstanceError: a disk is wrong, or does not answer; or it does
+            not run
         """
         try:
             self.assert_alive(SILENCE)
             return False
         except InstanceError:
-            if not self.panicked and (self._disk_is_wrong()
+            if not self.panicked and (not self.runs or self._disk_is_wrong()
                                       or self._waiting_disks()):
                 raise
         self.reboot()

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """All that volumes and moves can leave behind in a lab."""
 
+import time
 from typing import Any
 
 from lab import cloud as clouds
 from lab import node as nodes
+from lab import user as users
 
 # Each prints one name a line; what they have no answer for prints nothing.
 _QUESTIONS = {
@@ -71,6 +73,19 @@ def moves(cloud: clouds.Cloud) -> dict[str, list[str]]:
         volume, state = line.split()
         found.setdefault(volume, []).append(state)
     return found
+
+
+def wait_until_local(cloud: clouds.Cloud, timeout: float) -> None:
+    """Wait until no volume moves any more.
+
+    :param timeout: seconds
+    :raises VolumeError: one does, still
+    """
+    end = time.monotonic() + timeout
+    while moves(cloud):
+        if time.monotonic() > end:
+            raise users.VolumeError('a move does not end')
+        time.sleep(0.2)
 
 
 def select(cloud: clouds.Cloud, question: str) -> list[str]:

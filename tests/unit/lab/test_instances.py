@@ -18,6 +18,9 @@ PANIC = '[   12.3] Kernel panic - not syncing: Attempted to kill init!'
 
 class ReportsTest(base.BaseTestCase):
 
+    # What libvirt says
+    state = 'running'
+
     def instance(self, *lines):
         """An instance with these lines on its console."""
         cloud = mock.create_autospec(clouds.Cloud, instance=True)
@@ -76,6 +79,8 @@ class ReportsTest(base.BaseTestCase):
             text = FOUND
             if 'inflight' in command[-1]:
                 text = answers.pop(0) if len(answers) > 1 else answers[0]
+            elif 'domstate' in command:
+                text = self.state
             return mock.Mock(stdout=text)
         guest.node.run.side_effect = run
 
@@ -102,6 +107,12 @@ class ReportsTest(base.BaseTestCase):
         guest = self.instance(FOUND)
         self.shows(guest, 'dm-3/inflight dm-4/inflight', 'dm-3/inflight')
         self.assertFalse(self.go_on(guest))
+
+    def test_nor_is_one_that_libvirt_has_stopped(self):
+        for self.state in ('shut off', 'paused'):
+            guest = self.instance(FOUND)
+            self.shows(guest, '')
+            self.assertFalse(self.go_on(guest))
 
     def test_nor_is_one_whose_disk_is_wrong(self):
         self.useFixture(fixtures.MockPatch('time.sleep'))
