@@ -616,7 +616,8 @@ class Compare(lister.Lister):
         """Measure."""
         cloud = self.app.cloud
         with progress.shown(self.app.stderr) as report:
-            cloud.up(2, report, also=['nova', 'lvm'])
+            cloud.up(2, report, also=['nova', 'lvm'],
+                     disk_size=compare.disk_size(parsed_args.volumes))
         try:
             figures = list(compare.run(
                 cloud, parsed_args.rounds, parsed_args.volumes,

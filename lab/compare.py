@@ -22,6 +22,7 @@ from lab import leftovers
 from lab import node as nodes
 from lab import nova_setup
 from lab import parts
+from lab import sizes
 from lab import user as users
 
 OURS = configuration.BACKENDS[0]
@@ -69,6 +70,16 @@ class Compared:
         if self.ours is None or not self.theirs:
             return None
         return self.ours / self.theirs
+
+
+def disk_size(volumes: int) -> int:
+    """Bytes that a backend's disk must have at least.
+
+    All volumes of a round may come to lie on one node, the root and the two
+    that are attached one by one among them; LVM and the moves' maps have some
+    of the rest.
+    """
+    return (volumes + 4) * SIZE * sizes.GIB
 
 
 def run(cloud: clouds.Cloud, rounds: int, volumes: int,

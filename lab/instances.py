@@ -178,10 +178,18 @@ class Instance:
         self.wait_for('ACTIVE')
 
     def attach(self, volume_id: str) -> None:
-        """Plug a volume in, and wait until its guest uses it."""
+        """Plug a volume in, and wait until its guest uses it.
+
+        :raises InstanceError: Nova has given up, or the guest does not see it
+        """
+        def check() -> None:
+            if volume_id not in self.volumes():
+                raise InstanceError(
+                    f'{self.id} does not get {volume_id}: {self.failures()}')
+
         known = self.reports()
         self.request_volume(volume_id)
-        self.wait_for_report('found', volume_id, after=len(known))
+        self.wait_for_report('found', volume_id, len(known), check=check)
 
     def request_volume(self, volume_id: str) -> None:
         """Ask for a volume to be plugged in; does not wait."""
@@ -250,11 +258,13 @@ class Instance:
 
     def wait_for_report(self, event: str, volume_id: str, after: int = 0,
                         wanted: Callable[[dict[str, Any]], bool] = bool,
+                        check: Callable[[], None] = lambda: None,
                         timeout: float = PATIENCE) -> dict[str, Any]:
         """Wait until the guest reports an event of a volume.
 
         :param after: so many reports don't count
         :param wanted: which of these reports count
+        :param check: called from time to time; raises what ends the wait
         :param timeout: seconds
         :raises InstanceError: its disk is wrong, its kernel has panicked, or
             it takes too long
@@ -275,6 +285,7 @@ class Instance:
                     f'libvirt: {self._virsh("domstate", "--reason").strip()}; '
                     f'disks that do not answer: {self._waiting_disks()}; '
                     f'console: {wrong or self.console()[-2000:]}')
+            check()
             time.sleep(0.5)
 
     def _waiting_disks(self) -> list[str]:

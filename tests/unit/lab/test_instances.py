@@ -48,6 +48,18 @@ class ReportsTest(base.BaseTestCase):
 
         self.assertIn('stamp 3', str(error))
 
+    def test_a_volume_that_nova_gave_up_is_not_waited_for(self):
+        guest = self.instance()
+        self.useFixture(fixtures.MockPatchObject(guest, 'volumes',
+                                                 return_value=[]))
+        self.useFixture(fixtures.MockPatchObject(
+            guest, 'failures', return_value=['no space']))
+
+        error = self.assertRaises(instances.InstanceError, guest.attach,
+                                  VOLUME)
+
+        self.assertIn("['no space']", str(error))
+
     def test_a_panic_of_a_disk_is_told_apart_from_any_other(self):
         self.assertFalse(self.instance(FOUND, WRONG, PANIC).panicked)
         self.assertTrue(self.instance(FOUND, PANIC).panicked)
