@@ -10,10 +10,11 @@ CARGO := cargo
 RUST_VERSION := 1.85
 WORKSPACES := hydrator lab/disk lab/guest
 # Tests in the lab that "make test" has time for; "make soak" has all.
-SHORT := [.]ChainTest.test_on_to|test_chaos|test_h1_|test_h4|test_h8
+SHORT := [.]ChainTest.test_on_to|test_chaos|test_h1_|test_h8
 SHORT := $(SHORT)|test_h25_of_two|LiveMigrationTest.test_lost|[.]RunningGuestTest
-SHORT := $(SHORT)|there_and_back|restart_of_both|ThinLioSourcePowerCut|dies_with
-SHORT := $(SHORT)|test_boot|space_for_the_map|nobody_else|secret_is_in
+SHORT := $(SHORT)|ThinLioMoveTest.test_there_and_back|restart_of_both
+SHORT := $(SHORT)|ThinLioSourcePowerCut|dies_with|test_boot|space_for_the_map
+SHORT := $(SHORT)|[.]SecurityTest.test_nobody_else|[.]SecurityTest.test_secret
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs|test_clone_of
 
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
