@@ -175,6 +175,7 @@ class PeerAPI:
         :raises PeerFailed: the peer says that it failed
         """
         ctxt = context.get_admin_context()
+        asked = ', '.join(arguments.get('steps', [method]))
         if not self.is_up(ctxt, peer):
             raise exception.PeerDown(peer=peer, volume_id=about,
                                      host=self.host,
@@ -190,11 +191,11 @@ class PeerAPI:
                 reason='no answer in %d seconds' % self._timeout) from error
         except messaging.UnsupportedVersion as error:
             raise exception.PeerFailed(
-                peer=peer, volume_id=about, step=method, reason=error,
+                peer=peer, volume_id=about, step=asked, reason=error,
                 kind=UNSUPPORTED) from error
         except messaging.RemoteError as error:
             raise exception.PeerFailed(
-                peer=peer, volume_id=about, step=method, kind=error.exc_type,
+                peer=peer, volume_id=about, step=asked, kind=error.exc_type,
                 reason=error.value) from error
         except messaging.MessagingException as error:
             raise exception.PeerDown(peer=peer, volume_id=about,
@@ -203,7 +204,7 @@ class PeerAPI:
             # Errors of Python and of Cinder come as themselves, in a class
             # that oslo.messaging makes up for them.
             raise exception.PeerFailed(
-                peer=peer, volume_id=about, step=method, reason=error,
+                peer=peer, volume_id=about, step=asked, reason=error,
                 kind=type(error).__name__.removesuffix('_Remote')) from error
 
     def is_up(self, ctxt: context.RequestContext, peer: str) -> bool:

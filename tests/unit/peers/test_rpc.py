@@ -133,6 +133,14 @@ class CallTest(RpcTestCase):
         for part in (base.B, 'volume-id', 'examine', "'disks'"):
             self.assertIn(part, str(error))
 
+    def test_error_names_the_steps_that_were_asked_for(self):
+        self.answers.error = exception.NotEnoughSpace(
+            group='disks', host='b', name='x', free='1', needed='2')
+        error = self.assertRaises(
+            exception.PeerFailed, self.api.run, base.B,
+            test_transfer.TRANSFER, ['create_destination', 'create_map'])
+        self.assertIn("'create_destination, create_map'", str(error))
+
     def refused_with(self, error, expected):
         with mock.patch.object(messaging.RPCClient, 'prepare') as prepare:
             prepare.return_value.call.side_effect = error
