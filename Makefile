@@ -71,6 +71,9 @@ demo: setup helper
 demo-nova: nova
 	$(PYTHON) -W ignore -m lab.demo_nova
 
+# Without optimization across crates, which takes longer than the tests gain:
+# one build serves them all.
+test rust-test: export CARGO_PROFILE_RELEASE_LTO = off
 test: unit-test rust-test lab-test
 
 unit-test: setup
@@ -135,8 +138,6 @@ $(TEMPEST_READY): $(READY) lab/tempest-requirements.txt \
 	    -e ./tempest-plugin
 	touch $@
 
-# Without optimization across crates, which takes longer than the tests gain
-rust-test: export CARGO_PROFILE_RELEASE_LTO = off
 rust-test: setup rust
 	for workspace in $(WORKSPACES); do \
 	    (cd $$workspace && $(call LINT,fmt,--all --check) && \
