@@ -18,8 +18,8 @@ SHORT := $(SHORT)|[.]SecurityTest.test_nobody_else|[.]SecurityTest.test_secret
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs|test_clone_of
 
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
-        lab-programs soak soak-walks soak-kills soak-kernel soak-lab \
-        soak-exchanged soak-nova qemu-test tempest bench lab-kernel nova \
+        lab-programs soak soak-walks soak-kills soak-kernel soak-nvme \
+        soak-lab soak-exchanged soak-nova qemu-test tempest bench lab-kernel nova \
         nova-test bench-nova bench-attach tempest-nova lab-up lab-down clean
 
 help:
@@ -31,7 +31,7 @@ help:
 	@echo 'make unit-test, make rust-test, make lab-test, make nova-test   its parts'
 	@echo 'make soak      all that "make test" has no time for, most of a day;'
 	@echo '               soak-walks, soak-kills, soak-kernel, soak-lab,'
-	@echo '               soak-exchanged, soak-nova   parts of it'
+	@echo '               soak-nvme, soak-exchanged, soak-nova   parts of it'
 	@echo 'make qemu-test a guest of QEMU on a disk of the native helper'
 	@echo 'make tempest   Cinder'\''s own suites, beside Cinder'\''s own driver;'
 	@echo '               tempest-nova   those of instances'
@@ -84,8 +84,8 @@ unit-test: setup
 
 # What "make test" has no time for.  Each part stands alone, because all of them
 # take most of a day.
-soak: qemu-test soak-walks soak-kills soak-kernel soak-lab soak-exchanged \
-      soak-nova tempest
+soak: qemu-test soak-walks soak-kills soak-kernel soak-nvme soak-lab \
+      soak-exchanged soak-nova tempest
 
 # New ones each time; what fails says how to repeat it
 soak-walks: setup
@@ -101,6 +101,12 @@ soak-kills: setup lab-programs lab-kernel
 # Where helpers have ublk devices
 soak-kernel: setup lab-programs lab-kernel
 	LOCALSTOR_KERNEL=own $(RUN_LAB_TESTS) 'test_moves|test_chains'; $(LAB_DOWN)
+
+# Where sources are read over NVMe/TCP
+soak-nvme: setup lab-programs lab-kernel
+	LOCALSTOR_KERNEL=own LOCALSTOR_TRANSPORT=nvme-tcp $(RUN_LAB_TESTS) \
+	    'test_nvme|test_moves|test_chains|test_security|test_hazards|test_power'\
+	    ; $(LAB_DOWN)
 
 # The tests in the lab that "make test" leaves out
 soak-lab: setup lab-programs lab-kernel

@@ -266,6 +266,12 @@ class NotVerifiable(NoDataPath):
                 "(localstor_data_path = hydrator tells what it lacks).")
 
 
+class NoTransport(LocalStorException):
+    message = _("The kernel of %(host)s can't move volumes over "
+                "%(transport)s: %(reason)s. Set localstor_transport = auto to "
+                "use it where it can be, or iscsi.")
+
+
 class BufferedExport(LocalStorException):
     message = _("Backend '%(backend)s' would export its volumes through the "
                 "page cache, and a reader could see old data. Set "
@@ -275,8 +281,9 @@ class BufferedExport(LocalStorException):
 class StaleSession(LocalStorException):
     message = _("Device %(device)s on %(host)s answers with serial "
                 "'%(found)s' where volume copy '%(expected)s' is expected. "
-                "An old iSCSI session is in the way: log out of it with "
-                "'iscsiadm -m node -T %(iqn)s --logout' and attach again.")
+                "An old session is in the way: log out of it with "
+                "'iscsiadm -m node -T %(iqn)s --logout', or of an nqn with "
+                "'nvme disconnect -n %(iqn)s', and attach again.")
 
 
 class SourceUnreachable(LocalStorException):

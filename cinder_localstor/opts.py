@@ -37,6 +37,23 @@ LOCALSTOR_OPTS = [
                         ('clone', 'dm-clone')],
                help='What serves a volume while it arrives here. A move keeps '
                     'what it began with.'),
+    cfg.StrOpt('localstor_transport',
+               default='iscsi',
+               choices=[('iscsi', 'by the target that target_helper names'),
+                        ('nvme-tcp', 'NVMe/TCP by the kernel, and iSCSI '
+                                     'between this node and one that has it '
+                                     'not; the driver starts only where the '
+                                     'kernel has it'),
+                        ('auto', 'NVMe/TCP where both nodes have it, else '
+                                 'iSCSI')],
+               help='How the data of a volume travels to the node that it '
+                    'moves to. It is NVMe/TCP only where kernels have it with '
+                    'authentication of hosts. A move keeps what it began '
+                    'with.'),
+    cfg.PortOpt('localstor_nvme_port',
+                default=4420,
+                help='Port of the address target_ip_address at which moves '
+                     'over NVMe/TCP find their source.'),
     cfg.IntOpt('localstor_hydration_rate',
                default=0, min=0,
                help='How many MiB per second arrive here at most, all volumes '

@@ -27,6 +27,7 @@ from lab import attach
 from lab import chaos
 from lab import cloud
 from lab import compare
+from lab import configuration
 from lab import control_plane
 from lab import errors
 from lab import parts
@@ -649,13 +650,22 @@ class Attach(_LabCommand):
         parser.add_argument('--storm', type=int, default=10, metavar='N',
                             help='how many are attached at once, 0 for none '
                                  '(default: 10)')
+        parser.add_argument('--transport', choices=('iscsi', 'nvme-tcp'),
+                            default='iscsi',
+                            help='how sources of this driver are read; '
+                                 'nvme-tcp takes what "make lab-kernel" '
+                                 'builds, for all drivers (default: iscsi)')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Measure."""
         cloud = self.cloud
+        transport = parsed_args.transport
         with progress.shown(self.app.stderr) as report:
-            cloud.up(2, report, also=['lvm'], disk_size=attach.DISK_SIZE)
+            cloud.up(2, report, also=['lvm'], disk_size=attach.DISK_SIZE,
+                     kernel='stock' if transport == 'iscsi' else 'own',
+                     options={backend: {'localstor_transport': transport}
+                              for backend in configuration.BACKENDS})
 
         def say(text: str) -> None:
             print(text, file=self.app.stderr, flush=True)

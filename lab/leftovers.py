@@ -24,6 +24,9 @@ _QUESTIONS = {
     'files of tgt': 'ls /var/lib/cinder/volumes',
     'targets of LIO': 'ls /sys/kernel/config/target/iscsi | grep ^iqn',
     'disks of LIO': 'ls -d /sys/kernel/config/target/core/*/*/wwn',
+    'NVMe controllers': 'cat /sys/class/nvme/*/subsysnqn',
+    'subsystems of nvmet': 'ls /sys/kernel/config/nvmet/subsystems',
+    'hosts of nvmet': 'ls /sys/kernel/config/nvmet/hosts',
     'instances': 'cd /etc/libvirt/qemu && ls *.xml;'
                  ' ls /var/lib/nova/instances | grep -e -',
 }

@@ -24,7 +24,12 @@ from cinder_localstor.node import interface
 # A source that is away makes requests wait and not fail: multipath with one
 # path does that (Linux, drivers/md/dm-mpath.c, queue_if_no_path).
 WAITING_TARGET = 'multipath'
-ONE_PATH = '1 queue_if_no_path 0 1 1 round-robin 0 1 1 %s 1'
+ONE_PATH = '%s 0 1 1 round-robin 0 1 1 %s 1'
+FEATURES = {
+    interface.ISCSI: '1 queue_if_no_path',
+    # The kernel puts a multipath disk of its own over NVMe's, which takes bios
+    # and no requests.
+    interface.NVME: '3 queue_if_no_path queue_mode bio'}
 
 
 # A path in the status of a multipath target (dm-mpath.c, multipath_status)
@@ -52,7 +57,7 @@ class Destination:
         self._node.device_mapper.check_target(WAITING_TARGET)
 
     def examine(self, block_size: int, portal: str, host: str,
-                data_path: str = '') -> dict[str, str]:
+                data_path: str = '') -> dict[str, Any]:
         """Whether a volume can move here; what the source has to know.
 
         No command is run for it, but one where there is a thin pool.  Whether
@@ -64,8 +69,8 @@ class Destination:
             for nothing
         :returns: `initiator`, the IQN that will ask for the source, the
             `address` that it will ask from, the `engine` that the move will
-            get, and whether the pool is `thin`, if it is: then it needs to
-            know how much comes
+            get, the `transports` that it can read the source by, and whether
+            the pool is `thin`, if it is: then it needs to know how much comes
         :raises BlockSizesDiffer: the disks here have other blocks
         :raises NoDataPath: the type wants what this node can't run
         :raises NotVerifiable: the same, as the option localstor_verify is
@@ -82,6 +87,7 @@ class Destination:
         return {'initiator': initiator.name(),
                 'address': initiator.address_towards(portal),
                 'engine': self._engines.chosen(data_path).name,
+                'transports': list(initiator.transports()),
                 **({'thin': 'yes'} if group.thin else {})}
 
     def create_destination(self, move: transfer.Transfer) -> None:
@@ -174,8 +180,8 @@ class Destination:
             table = [interface.Segment(0, sectors, 'linear', reader + ' 0')]
         else:
             disk = self._node.initiator.connect(move.export)
-            table = [interface.Segment(0, sectors, WAITING_TARGET,
-                                       ONE_PATH % disk)]
+            table = [interface.Segment(0, sectors, WAITING_TARGET, ONE_PATH % (
+                FEATURES[move.export.transport], disk))]
         if device_mapper.exists(name):
             # The disk may have come back under another name.
             device_mapper.reload(name, table, read_only=True,

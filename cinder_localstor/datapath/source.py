@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the source node of a move does."""
 
+from collections.abc import Collection
 import dataclasses
 from typing import Any
 
@@ -28,10 +29,14 @@ class Source:
         """Where sources are found on this node, as address:port."""
         return self._node.target.portal()
 
-    def describe_export(self, move_id: str, initiator: str, address: str
-                        ) -> interface.Export:
-        """Where a move's source will be found; makes up its secret."""
-        return self._node.target.describe(move_id, initiator, address)
+    def describe_export(self, move_id: str, initiator: str, address: str,
+                        transports: Collection[str]) -> interface.Export:
+        """Where a move's source will be found; makes up its secret.
+
+        :param transports: what the destination can read it by
+        """
+        return self._node.target.describe(move_id, initiator, address,
+                                          transports)
 
     def check_snapshot(self, name: str) -> None:
         """See :meth:`cinder_localstor.datapath.snapshots.Snapshots.check`."""
@@ -42,8 +47,8 @@ class Source:
         """
         return self._snapshots.arrives(name)
 
-    def offer(self, move_id: str, name: str, initiator: str
-              ) -> dict[str, Any]:
+    def offer(self, move_id: str, name: str, initiator: str,
+              transports: Collection[str]) -> dict[str, Any]:
         """What a node has to know that a snapshot is copied to.
 
         :param name: of the snapshot, or of the copy that it is to be taken of
@@ -51,7 +56,7 @@ class Source:
             `block_size` in bytes; `content`, see :meth:`content`; whether
             the snapshot `depends` on that copy
         """
-        export = self.describe_export(move_id, initiator, '')
+        export = self.describe_export(move_id, initiator, '', transports)
         return {'export': dataclasses.asdict(export),
                 'block_size': self._node.volumes.block_size(),
                 'content': self.content(name),

@@ -138,6 +138,8 @@ class LocalStorDriver(driver.VolumeDriver):
         if self._node.metadata is not self._node.volumes:
             self._node.metadata.check()
         self._remote.check()
+        self._node.target.check()
+        self._node.initiator.check()
         self._service.on_destination.check()
         self._service.recovery.recover()
         self._unfinished.end_migrations(context.get_admin_context())

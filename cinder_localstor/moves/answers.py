@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a backend answers its peers about moves."""
 
+from collections.abc import Collection
 from collections.abc import Iterator
 import contextlib
 from typing import Any
@@ -59,7 +60,7 @@ class Answers:
              *self._node.initiator.addresses()))
 
     def examine(self, ctxt: context.RequestContext, block_size: int,
-                portal: str, data_path: str = '') -> dict[str, str]:
+                portal: str, data_path: str = '') -> dict[str, Any]:
         """Whether a volume could move here, see Destination.examine."""
         return self._destination.examine(block_size, portal, self.host,
                                          data_path)
@@ -111,10 +112,12 @@ class Answers:
         return self._source.is_used(asked, len(sources))
 
     def offer(self, ctxt: context.RequestContext, move_id: str, name: str,
-              initiator: str) -> dict[str, Any]:
+              initiator: str,
+              transports: Collection[str] = (interface.ISCSI,)
+              ) -> dict[str, Any]:
         """What a peer needs to copy a snapshot from here, see Source.offer.
         """
-        return self._source.offer(move_id, name, initiator)
+        return self._source.offer(move_id, name, initiator, transports)
 
     def delete_snapshot(self, ctxt: context.RequestContext, volume_id: str,
                         snapshot_id: str) -> None:

@@ -350,7 +350,8 @@ class Copier:
         else:
             self._undo_former(ctxt, volume.id)
         described = (move_id, taken_of or snapshot.name,
-                     self._node.initiator.name())
+                     self._node.initiator.name(),
+                     self._node.initiator.transports())
         is_here = snapshot.host == self.host
         offer = (self._source.offer(*described) if is_here
                  else self._peers.offer(snapshot.host, volume.id, *described,

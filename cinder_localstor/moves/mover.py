@@ -143,7 +143,9 @@ class Mover:
             # A peer of an earlier version has no other.
             engine=answer.get('engine', clone.TARGET),
             export=self._source.describe_export(
-                move_id, answer['initiator'], answer['address']),
+                move_id, answer['initiator'], answer['address'],
+                # A peer of an earlier version has no other.
+                answer.get('transports', (interface.ISCSI,))),
             content=(self._source.content(volume.name)
                      if answer.get('thin') else -1),
             **destination.choose_regions(volume.size * units.Gi,

@@ -207,7 +207,7 @@ def report(backends: Iterable[tuple[Observed, interface.Node,
         # Nodes and sessions are those of all backends.
         strays += ['device %s: %s' % (name, UNKNOWN)
                    for name in sorted(set(observed.devices or ()) - known)]
-        strays += ['iSCSI session %s: %s' % (iqn, UNKNOWN)
+        strays += ['session with %s: %s' % (iqn, UNKNOWN)
                    for iqn in sorted(observed.connected or ())
                    if (match := SESSION.search(iqn))
                    and match['move_id'] not in moves]
@@ -255,6 +255,7 @@ class _Judge:
         self.observed = observed
         self._wanted = observed.wanted
         self._group = node.volumes
+        self._target = node.target
         self._destination = on_destination
 
     def device_names(self) -> set[str]:
@@ -266,6 +267,8 @@ class _Judge:
         for copy in self._wanted.arriving:
             names.update(self._destination.node_names(
                 self._wanted.move_of(copy).transfer))
+        for move in self._wanted.moves:
+            names.update(self._target.nodes(move.transfer.export))
         return names
 
     def backend(self) -> Backend:

@@ -175,8 +175,15 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
         self._swap(name, '\n'.join(map(str, table)), read_only, keep_queued)
 
     def make_read_only(self, name: str) -> None:
-        self._swap(name, self._command.run('dmsetup', 'table', name).strip(),
-                   read_only=True)
+        self.reload(name, self.table(name), read_only=True)
+
+    def table(self, name: str) -> list[interface.Segment]:
+        """What a node, ours or not, is made of."""
+        # Of a single node dmsetup does not say which it is.
+        lines = self._command.run('dmsetup', 'table', name).splitlines()
+        return parse_segments(
+            '\n'.join('%s: %s' % (name, line) for line in lines),
+            'dmsetup table')[name]
 
     def _swap(self, name: str, table: str, read_only: bool,
               keep_queued: bool = False) -> None:

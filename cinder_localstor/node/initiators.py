@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connects source copies through open-iscsi.
+"""Connects source copies through open-iscsi, or by the kernel over NVMe/TCP.
 
 os-brick is asked for the node's name only.  Its connector holds one lock for
 all connections of a node while it logs in, and has six minutes of patience
@@ -17,11 +17,13 @@ import os
 import socket
 
 from cinder.volume import volume_utils
+from oslo_privsep import comm
 import psutil
 import tenacity
 
 from cinder_localstor import exception
 from cinder_localstor.node import commands
+from cinder_localstor.node import fabrics
 from cinder_localstor.node import interface
 from cinder_localstor.node import secrets
 
@@ -34,6 +36,13 @@ DISK_TIMEOUT = 10
 # How often iscsid tries again to log in for the first time, see iscsid.conf:
 # each time takes up to 15 s by default, and whoever has called tries again.
 LOGIN_RETRIES = 1
+# Of NVMe/TCP: seconds until a source that does not answer counts as away,
+# between two tries to connect again, and that requests wait meanwhile
+KEEP_ALIVE = 5
+RECONNECT_DELAY = 2
+FAIL_AFTER = 10
+# Of one controller; by default there are as many as processors
+QUEUES = 4
 
 
 def parse_serial(page: bytes) -> str:
@@ -75,6 +84,21 @@ def sessions(root: str = SESSIONS) -> dict[str, Session]:
     return found
 
 
+def knock(export: interface.Export, host: str) -> None:
+    """Look whether anybody is at the portal of an export.
+
+    :param host: this node, for the error
+    :raises SourceUnreachable: nobody is
+    """
+    try:
+        socket.create_connection(interface.split_portal(export.portal),
+                                 PORTAL_TIMEOUT).close()
+    except OSError as error:
+        raise exception.SourceUnreachable(
+            host=host, iqn=export.iqn, portal=export.portal,
+            reason=error) from error
+
+
 class OpenISCSIInitiator(interface.Initiator):
     """The open-iscsi initiator of this node."""
 
@@ -98,7 +122,7 @@ class OpenISCSIInitiator(interface.Initiator):
         return sorted(found)
 
     def address_towards(self, portal: str) -> str:
-        address, port = _split(portal)
+        address, port = interface.split_portal(portal)
         family = socket.AF_INET6 if ':' in address else socket.AF_INET
         # Nothing is sent: the kernel only chooses the route.
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -113,7 +137,7 @@ class OpenISCSIInitiator(interface.Initiator):
         secrets.hide(export.iqn, export.password)
         device = self.connected().get(export.iqn)
         if not device:
-            self._knock(export)
+            knock(export, self.host)
             if export.iqn in sessions():
                 # open-iscsi does not get over every loss of a target by
                 # itself and fails what waits for it in the end.
@@ -126,15 +150,6 @@ class OpenISCSIInitiator(interface.Initiator):
                 reason='the session has no disk')
         self._verify(device, export)
         return device
-
-    def _knock(self, export: interface.Export) -> None:
-        try:
-            socket.create_connection(_split(export.portal),
-                                     PORTAL_TIMEOUT).close()
-        except OSError as error:
-            raise exception.SourceUnreachable(
-                host=self.host, iqn=export.iqn, portal=export.portal,
-                reason=error) from error
 
     def _log_in(self, export: interface.Export) -> None:
         target = _target(export)
@@ -200,9 +215,125 @@ class OpenISCSIInitiator(interface.Initiator):
                 raise
 
 
-def _split(portal: str) -> tuple[str, int]:
-    address, port = portal.rsplit(':', 1)
-    return address.strip('[]'), int(port)
+class NvmeInitiator:
+    """Source copies that this node reads over NVMe/TCP.
+
+    A controller never gives its source up by itself: it connects again for as
+    long as it is there.  Requests wait for it for some seconds only, and then
+    in the source node on top of it, which can be given another disk.
+    """
+
+    def __init__(self, command: commands.Commands) -> None:
+        self._command = command
+
+    def check(self) -> None:
+        """:raises NoTransport: the kernel can't connect so"""
+        try:
+            self._load()
+            known = fabrics.options()
+        except (OSError, comm.PrivsepTimeout,
+                exception.CommandFailed) as error:
+            reason = str(error) or type(error).__name__
+        else:
+            if 'dhchap_secret' in known:
+                return
+            reason = ('it does not authenticate to targets '
+                      '(CONFIG_NVME_HOST_AUTH)')
+        raise exception.NoTransport(
+            transport=interface.NVME, host=self._command.host, reason=reason)
+
+    def _load(self) -> None:
+        if not os.path.exists(fabrics.FABRICS):
+            self._command.run('modprobe', '--quiet', fabrics.MODULE)
+
+    def connected(self) -> dict[str, str]:
+        """See :meth:`interface.Initiator.connected`."""
+        live = {name for name, controller in fabrics.controllers().items()
+                if controller.state == fabrics.LIVE}
+        return {name: disk for name, disk in fabrics.disks().items()
+                if name in live}
+
+    def connect(self, export: interface.Export) -> str:
+        """See :meth:`interface.Initiator.connect`."""
+        secrets.hide(export.iqn, export.password)
+        device = self.connected().get(export.iqn)
+        if not device:
+            knock(export, self._command.host)
+            self._delete(export)
+            self._create(export)
+            device = self._wait_for_disk(export)
+        if not device:
+            raise self._unreachable(export, 'the controller has no disk')
+        self._verify(device, export)
+        return device
+
+    def _create(self, export: interface.Export) -> None:
+        address, port = interface.split_portal(export.portal)
+        try:
+            self._load()
+            fabrics.connect(','.join('%s=%s' % option for option in {
+                'transport': 'tcp', 'traddr': address, 'trsvcid': port,
+                'nqn': export.iqn, 'hostnqn': export.initiator,
+                # The kernel wants another one for each host's name.
+                'hostid': export.serial,
+                'dhchap_secret': export.password,
+                'keep_alive_tmo': KEEP_ALIVE,
+                'reconnect_delay': RECONNECT_DELAY,
+                'ctrl_loss_tmo': -1,
+                'fast_io_fail_tmo': FAIL_AFTER,
+                'nr_io_queues': QUEUES}.items()))
+        except (OSError, comm.PrivsepTimeout,
+                exception.CommandFailed) as error:
+            # It must not go on by itself.
+            self._delete(export)
+            raise self._unreachable(
+                export, secrets.mask(str(error) or type(error).__name__)
+            ) from error
+
+    def _unreachable(self, export: interface.Export, reason: str
+                     ) -> exception.SourceUnreachable:
+        return exception.SourceUnreachable(
+            host=self._command.host, iqn=export.iqn, portal=export.portal,
+            reason=reason)
+
+    def _wait_for_disk(self, export: interface.Export) -> str | None:
+        wait = tenacity.Retrying(
+            retry=tenacity.retry_if_result(lambda disk: not disk),
+            wait=tenacity.wait_fixed(0.05),
+            stop=tenacity.stop_after_delay(DISK_TIMEOUT),
+            retry_error_callback=lambda _state: None)
+        return wait(lambda: self.connected().get(export.iqn))
+
+    def _verify(self, device: str, export: interface.Export) -> None:
+        """A recycled device name must never pass as the source (H17)."""
+        try:
+            found = fabrics.uuid(device)
+        except OSError as error:
+            found = str(error)
+        if found != export.serial:
+            raise exception.StaleSession(
+                device=device, host=self._command.host, found=found,
+                expected=export.serial, iqn=export.iqn)
+
+    def disconnect(self, export: interface.Export) -> None:
+        """See :meth:`interface.Initiator.disconnect`."""
+        self._delete(export)
+        secrets.forget(export.iqn)
+
+    def _delete(self, export: interface.Export) -> None:
+        """:raises CommandFailed: the kernel does not in time"""
+        controller = fabrics.controllers().get(export.iqn)
+        if controller is None:
+            return
+        try:
+            fabrics.remove(controller.name)
+        except FileNotFoundError:
+            pass  # gone in the meantime
+        except (OSError, comm.PrivsepTimeout) as error:
+            raise exception.CommandFailed(
+                command='delete_controller of ' + controller.name,
+                host=self._command.host,
+                reason=str(error) or type(error).__name__) from error
 
 
 def _target(export: interface.Export) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ tables in sectors of 512 bytes.
 """
 
 import abc
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ SECTOR = 512
 # Seconds that guests wait at most for what is done while nodes are held.  What
 # reads a disk over iSCSI has 30 (the kernel's SD_TIMEOUT).
 HOLD = 20
+# How the data of a move travels
+ISCSI, NVME = 'iscsi', 'nvme-tcp'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +164,8 @@ class Export:
 
     `initiator`, from `address`, is the only one that is admitted; `serial` is
     what the disk says of itself, '' in moves begun by a version that let LIO
-    make one up.
+    make one up.  `iqn` is the name of an NVMe subsystem, and `initiator` that
+    of a host, if the source is read over NVMe/TCP.
     """
 
     portal: str
@@ -173,9 +177,20 @@ class Export:
     username: str
     password: str = dataclasses.field(repr=False)
 
+    @property
+    def transport(self) -> str:
+        """What the source is read by, as the name of its target tells."""
+        return NVME if self.iqn.startswith('nqn.') else ISCSI
+
 
 # Of what is read on its own node alone
 NO_EXPORT = Export('', '', 0, '', '', '', '', '')
+
+
+def split_portal(portal: str) -> tuple[str, int]:
+    """Address and port; an address of IPv6 without its brackets."""
+    address, _colon, port = portal.rpartition(':')
+    return address.strip('[]'), int(port)
 
 
 class VolumeGroup(abc.ABC):
@@ -463,6 +478,9 @@ class DeviceMapper(abc.ABC):
 class SourceTarget(abc.ABC):
     """Exports of source copies, read-only, for one initiator each."""
 
+    def check(self) -> None:
+        """:raises NoTransport: this node can't export as it is told to"""
+
     @abc.abstractmethod
     def warm_up(self) -> None:
         """Start what the first export would wait for."""
@@ -472,9 +490,13 @@ class SourceTarget(abc.ABC):
         """Where the exports are found, as address:port."""
 
     @abc.abstractmethod
-    def describe(self, move_id: str, initiator: str, address: str
-                 ) -> Export:
-        """What the export of a move will be; makes up the secret."""
+    def describe(self, move_id: str, initiator: str, address: str,
+                 transports: Collection[str] = (ISCSI,)) -> Export:
+        """What the export of a move will be; makes up the secret.
+
+        :param initiator: IQN of the destination, for iSCSI
+        :param transports: what the destination can read it by
+        """
 
     @abc.abstractmethod
     def export(self, move_id: str, device: str, export: Export) -> None:
@@ -491,6 +513,10 @@ class SourceTarget(abc.ABC):
     def remains(self) -> set[str]:
         """The ids of all moves of which anything is left here."""
         return self.exported()
+
+    def nodes(self, export: Export) -> tuple[str, ...]:
+        """Names of the device-mapper nodes that an export has of its own."""
+        return ()
 
 
 class RemoteTarget(abc.ABC):
@@ -530,6 +556,13 @@ class RemoteTarget(abc.ABC):
 class Initiator(abc.ABC):
     """Connects source copies of other nodes."""
 
+    def check(self) -> None:
+        """:raises NoTransport: this node can't connect as it is told to"""
+
+    def transports(self) -> tuple[str, ...]:
+        """What sources can be read by here, the best first."""
+        return (ISCSI,)
+
     @abc.abstractmethod
     def name(self) -> str:
         """The IQN of this node's initiator."""
@@ -552,7 +585,7 @@ class Initiator(abc.ABC):
 
     @abc.abstractmethod
     def connected(self) -> dict[str, str]:
-        """The IQN of each session that works, with its device.
+        """The name of each target whose session works, with its device.
 
         No command.
         """

@@ -61,6 +61,7 @@ UNMONITORED = ('--config', 'activation { monitoring = 0 }')
 # Where guests' data can be seen: handles, helpers' devices, moves' sources
 GUESTS_PATHS = ('/dev/mapper/volume-1-handle', '/dev/dm-99', '/dev/nbd99',
                 '/dev/ublkb99', '/dev/sdz', '/dev/sdzz')
+GUESTS_PATH_OVER_NVME = '/dev/nvme99n1'
 
 
 def parse_report(text: str, section: str, command: str
@@ -200,6 +201,8 @@ class LVMVolumeGroup(interface.VolumeGroup):
         self._lock = 'localstor-lvm-' + name
         self._block_size = 0
         self._disks: list[str] = []
+        self._may_have_nvme = (configuration.localstor_transport
+                               != interface.ISCSI)
 
     @property
     def thin(self) -> bool:
@@ -276,7 +279,8 @@ class LVMVolumeGroup(interface.VolumeGroup):
         filters = settings['global_filter']
         if isinstance(filters, str):
             filters = [filters]
-        for path in GUESTS_PATHS:
+        for path in (*GUESTS_PATHS, *(
+                [GUESTS_PATH_OVER_NVME] if self._may_have_nvme else [])):
             try:
                 admitted = is_admitted(path, filters)
             except ValueError as error:

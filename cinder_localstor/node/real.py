@@ -10,6 +10,7 @@ from cinder_localstor.node import initiators
 from cinder_localstor.node import interface
 from cinder_localstor.node import lvm
 from cinder_localstor.node import targets
+from cinder_localstor.node import transports
 
 
 def node(configuration: Any) -> interface.Node:
@@ -24,10 +25,15 @@ def node(configuration: Any) -> interface.Node:
         metadata = lvm.LVMVolumeGroup(group, 'default',
                                       'localstor_metadata_group',
                                       configuration, command)
+    device_mapper = dmsetup.DmsetupDeviceMapper(command)
+    transport = configuration.localstor_transport
     return interface.Node(
-        volumes=volumes, metadata=metadata,
-        device_mapper=dmsetup.DmsetupDeviceMapper(command),
-        target=targets.source_target(configuration, command),
+        volumes=volumes, metadata=metadata, device_mapper=device_mapper,
+        target=transports.SourceTargets(
+            transport, targets.source_target(configuration, command),
+            targets.NvmeSourceTarget(configuration, command, device_mapper)),
         remote=targets.CinderRemoteTarget(configuration),
-        initiator=initiators.OpenISCSIInitiator(command),
+        initiator=transports.Initiators(
+            transport, initiators.OpenISCSIInitiator(command),
+            initiators.NvmeInitiator(command)),
         hydrators=hydrators.ProcessHydrators(command))

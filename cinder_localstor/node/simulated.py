@@ -11,6 +11,7 @@ sessions) and what it leaves is not (logical volumes and their content).
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -684,10 +685,12 @@ class SimulatedTarget(interface.SourceTarget):
     def portal(self) -> str:
         return self.faults.host
 
-    def describe(self, move_id: str, initiator: str, address: str
+    def describe(self, move_id: str, initiator: str, address: str,
+                 transports: Collection[str] = (interface.ISCSI,)
                  ) -> interface.Export:
+        kind = 'nqn' if interface.NVME in transports else 'iqn'
         return interface.Export(
-            portal=self.faults.host, iqn='iqn.2010-10.org.openstack:' +
+            portal=self.faults.host, iqn=kind + '.2010-10.org.openstack:' +
             move_id, lun=1, serial=move_id, initiator=initiator,
             address=address,
             username='user', password='secret of ' + move_id)
@@ -772,6 +775,10 @@ class SimulatedInitiator(interface.Initiator):
         self.unreachable: set[str] = set()
         # Sessions that the loss of the source has broken for good
         self.broken: set[str] = set()
+        self.known: tuple[str, ...] = (interface.ISCSI,)
+
+    def transports(self) -> tuple[str, ...]:
+        return self.known
 
     def name(self) -> str:
         return 'iqn.1993-08.org.debian:' + self.faults.host

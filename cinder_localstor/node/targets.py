@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports through tgt or LIO: of source copies, and of whole volumes.
+"""Exports through tgt, LIO or nvmet: of source copies, and of whole volumes.
 
 The export of a source copy belongs to one move: it has an IQN and a CHAP
 secret of its own, admits the one initiator of the destination and refuses
@@ -7,8 +7,11 @@ writes.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
+import contextlib
 import functools
+import glob
 import os
 import re
 from typing import Any
@@ -24,8 +27,11 @@ import rtslib_fb
 
 from cinder_localstor import exception
 from cinder_localstor.node import commands
+from cinder_localstor.node import dmsetup
 from cinder_localstor.node import interface
 from cinder_localstor.node import lio
+from cinder_localstor.node import nvme
+from cinder_localstor.node import nvmet
 from cinder_localstor.node import secrets
 from cinder_localstor.node import tgt
 
@@ -63,7 +69,8 @@ class _IscsiTarget(interface.SourceTarget):
     def _iqn(self, move_id: str) -> str:
         return self._configuration.target_prefix + PREFIX + move_id
 
-    def describe(self, move_id: str, initiator: str, address: str
+    def describe(self, move_id: str, initiator: str, address: str,
+                 transports: Collection[str] = (interface.ISCSI,)
                  ) -> interface.Export:
         return interface.Export(
             portal=self.portal(),
@@ -153,6 +160,135 @@ class LioSourceTarget(_IscsiTarget):
 
     def remains(self) -> set[str]:
         return parse_targets(' '.join(lio.remains()))
+
+
+# A target of device-mapper that can fail writes and let reads through
+# (Linux, Documentation/admin-guide/device-mapper/dm-flakey.rst): up for 0
+# seconds, down for 1, and so on.
+GUARDING_TARGET = 'flakey'
+GUARDED = '%s 0 0 1 1 error_writes'
+GUARD = '-guard'
+
+
+def guard_name(move_id: str) -> str:
+    """The device-mapper name of the node that is exported over NVMe/TCP."""
+    return move_id + GUARD
+
+
+class NvmeSourceTarget(interface.SourceTarget):
+    """Exports over NVMe/TCP, through the kernel's target (nvmet).
+
+    nvmet opens a device for writing or not at all, and lets hosts write it.
+    So what it gets is a node of ours on top of the source, its *guard*, that
+    fails every write.  A source that is read-only already can be opened for
+    nothing else: the guard lies on what the source lies on until nvmet has
+    opened it, and nobody is admitted before it lies on the source itself.
+
+    Only kernels that authenticate hosts are used.
+    """
+
+    def __init__(self, configuration: Any, command: commands.Commands,
+                 device_mapper: dmsetup.DmsetupDeviceMapper) -> None:
+        self._configuration = configuration
+        self._command = command
+        self._device_mapper = device_mapper
+
+    def check(self) -> None:
+        """:raises NoTransport: the kernel can't export so"""
+        self._load()
+        try:
+            self._device_mapper.check_target(GUARDING_TARGET)
+            missing = self._ask(nvmet.what_is_missing)
+        except exception.LocalStorException as error:
+            missing = str(error)
+        if missing:
+            raise exception.NoTransport(
+                transport=interface.NVME, host=self._command.host,
+                reason=missing)
+
+    def _load(self) -> None:
+        with contextlib.suppress(exception.CommandFailed):
+            # It may be built in.
+            self._command.run('modprobe', '--quiet', nvmet.MODULE)
+
+    def warm_up(self) -> None:
+        self.exported()
+
+    def portal(self) -> str:
+        return '%s:%d' % (
+            volume_utils.sanitize_host(self._configuration.target_ip_address),
+            self._configuration.localstor_nvme_port)
+
+    def describe(self, move_id: str, initiator: str, address: str,
+                 transports: Collection[str] = (interface.NVME,)
+                 ) -> interface.Export:
+        return interface.Export(
+            portal=self.portal(), iqn=nvme.NAME + move_id,
+            lun=nvme.NAMESPACE, serial=move_id,
+            initiator=nvme.HOST_NAME + move_id, address=address,
+            username='', password=nvme.make_secret())
+
+    def export(self, move_id: str, device: str, export: interface.Export
+               ) -> None:
+        secrets.hide(export.iqn, export.password)
+        with _one_at_a_time(move_id):
+            if move_id in self.exported():
+                return
+            self._load()
+            self._take_away(move_id)
+            self._put_guard(move_id, device, export)
+            # Two backends of a node that look for a port would make two.
+            with lockutils.lock('nvmet', 'cinder-', external=True):
+                self._ask(nvmet.admit, export.iqn,
+                          *interface.split_portal(export.portal))
+
+    def _put_guard(self, move_id: str, device: str, export: interface.Export
+                   ) -> None:
+        guard = guard_name(move_id)
+        under = self._device_mapper.table(os.path.basename(device))
+        self._device_mapper.create(guard, under)
+        self._ask(nvmet.make, export.iqn, self._device_mapper.path(guard),
+                  move_id, export.initiator, export.password)
+        self._device_mapper.reload(guard, [interface.Segment(
+            0, sum(segment.length for segment in under), GUARDING_TARGET,
+            GUARDED % device)], read_only=True)
+
+    def unexport(self, move_id: str) -> None:
+        if move_id in self.remains():
+            with _one_at_a_time(move_id):
+                self._take_away(move_id)
+        secrets.forget(nvme.NAME + move_id)
+
+    def _take_away(self, move_id: str) -> None:
+        self._ask(nvmet.remove, nvme.NAME + move_id, nvme.HOST_NAME + move_id)
+        self._device_mapper.remove(guard_name(move_id))
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """:raises CommandFailed: nvmet can't, or does not answer in time"""
+        try:
+            return function(*arguments)
+        except (OSError, comm.PrivsepTimeout) as error:
+            raise exception.CommandFailed(
+                command='nvmet: ' + function.__name__,
+                host=self._command.host,
+                reason=secrets.mask(str(error) or type(error).__name__)
+            ) from error
+
+    def exported(self) -> set[str]:
+        return nvmet.exported()
+
+    def nodes(self, export: interface.Export) -> tuple[str, ...]:
+        return (guard_name(export.serial),)
+
+    def remains(self) -> set[str]:
+        return (nvmet.remains()
+                | {os.path.basename(path).removesuffix(GUARD)
+                   for path in glob.glob(self._device_mapper.path(
+                       '*' + GUARD))})
+
+
+def _one_at_a_time(move_id: str) -> contextlib.AbstractContextManager[Any]:
+    return lockutils.lock('localstor-nvmet-' + move_id)
 
 
 SOURCE_TARGETS = {'tgtadm': TgtSourceTarget, 'lioadm': LioSourceTarget}

@@ -25,9 +25,10 @@ ENV{SYSTEMD_READY}="0"
 OPTIONS:="nowatch"
 '''
 
-# The disks of moves' sources are known by the IQN in their path; they keep
-# their links by serial number, which os-brick waits for.  The devices of
-# native helpers are known by marks.
+# The disks of moves' sources are known by the IQN in their path, those over
+# NVMe/TCP by the NQN of their subsystem; they keep their links by serial
+# number, which os-brick waits for.  The devices of native helpers are known by
+# marks.
 DEVICES_PATH = DIRECTORY + '/12-localstor.rules'
 DEVICES_RULES = '''\
 # Written by cinder-volume's cinder_localstor driver.
@@ -35,6 +36,7 @@ ACTION=="remove", GOTO="localstor_end"
 SUBSYSTEM!="block", GOTO="localstor_end"
 ATTR{dm/uuid}=="LOCALSTOR-*", GOTO="localstor_hide"
 KERNEL=="ublkb*|nbd*", TEST=="/run/localstor/devices/%k", GOTO="localstor_hide"
+KERNEL=="nvme*", ATTRS{subsysnqn}=="*:localstor-*", GOTO="localstor_hide"
 KERNEL=="sd*", IMPORT{builtin}="path_id"
 KERNEL=="sd*", ENV{ID_PATH}=="*-iscsi-*:localstor-*", GOTO="localstor_hide"
 GOTO="localstor_end"

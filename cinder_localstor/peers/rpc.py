@@ -15,6 +15,7 @@ History::
     1.5  examine, with what a volume's type wants
     1.6  unmanage_snapshot
     1.7  volumes that are reverted to snapshots
+    1.8  offer, with what the source can be read by
 
 A peer of 1.0 wipes a copy before it answers, and has nothing that remains.  It
 is asked nothing that it does not know: each call names the version that it
@@ -35,10 +36,11 @@ import oslo_messaging as messaging
 
 from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
+from cinder_localstor.node import interface
 
 LOG = logging.getLogger(__name__)
 
-VERSION = '1.7'
+VERSION = '1.8'
 FIRST_VERSION = '1.0'
 # The first that knows of copies
 COPIES = '1.3'
@@ -48,6 +50,8 @@ CLONES = '1.4'
 WISHES = '1.5'
 # The first that can read what is recorded of a revert
 REVERTS = '1.7'
+# The first that is told what a source can be read by
+TRANSPORTS = '1.8'
 TOPIC = 'cinder-localstor'
 
 # Seconds that a peer may work on a request that no user waits for, as long as
@@ -73,7 +77,7 @@ class Answers(Protocol):
         """Names and addresses of the node."""
 
     def examine(self, ctxt: context.RequestContext, block_size: int,
-                portal: str, data_path: str = '') -> dict[str, str]:
+                portal: str, data_path: str = '') -> dict[str, Any]:
         """Whether a volume could move there."""
 
     def run(self, ctxt: context.RequestContext, move: dict[str, Any],
@@ -89,7 +93,9 @@ class Answers(Protocol):
         """Which of some copies are there still."""
 
     def offer(self, ctxt: context.RequestContext, move_id: str, name: str,
-              initiator: str) -> dict[str, Any]:
+              initiator: str,
+              transports: Collection[str] = (interface.ISCSI,)
+              ) -> dict[str, Any]:
         """What is to be known to copy a snapshot from there."""
 
     def delete_snapshot(self, ctxt: context.RequestContext, volume_id: str,
@@ -120,7 +126,7 @@ class Endpoint:
         return self._answers.identify(ctxt)
 
     def examine(self, ctxt: context.RequestContext, block_size: int,
-                portal: str, data_path: str = '') -> dict[str, str]:
+                portal: str, data_path: str = '') -> dict[str, Any]:
         return self._answers.examine(ctxt, block_size, portal, data_path)
 
     def run(self, ctxt: context.RequestContext, move: dict[str, Any],
@@ -136,8 +142,11 @@ class Endpoint:
         return self._answers.remaining(ctxt, names)
 
     def offer(self, ctxt: context.RequestContext, move_id: str, name: str,
-              initiator: str) -> dict[str, Any]:
-        return self._answers.offer(ctxt, move_id, name, initiator)
+              initiator: str,
+              transports: Collection[str] = (interface.ISCSI,)
+              ) -> dict[str, Any]:
+        return self._answers.offer(ctxt, move_id, name, initiator,
+                                   transports)
 
     def delete_snapshot(self, ctxt: context.RequestContext, volume_id: str,
                         snapshot_id: str) -> None:
@@ -219,7 +228,7 @@ class PeerAPI:
 
     def examine(self, peer: str, volume_id: str, block_size: int,
                 portal: str, is_copy: bool = False, data_path: str = '',
-                is_revert: bool = False) -> dict[str, str]:
+                is_revert: bool = False) -> dict[str, Any]:
         """Whether a volume could move to a peer.
 
         :param is_copy: whether the peer has to know of copies, as the volume
@@ -274,19 +283,25 @@ class PeerAPI:
             return set()
 
     def offer(self, peer: str, volume_id: str, move_id: str, name: str,
-              initiator: str, is_clone: bool, is_revert: bool = False
-              ) -> dict[str, Any]:
+              initiator: str, transports: Collection[str], is_clone: bool,
+              is_revert: bool = False) -> dict[str, Any]:
         """What is to be known to copy a snapshot from a peer, see
         :meth:`cinder_localstor.datapath.source.Source.offer`.
 
         :param is_clone: whether the peer has to take it first
         :param is_revert: whether a volume is reverted to it
         """
-        return self._call(peer, volume_id, 'offer', patient=False,
-                          version=(CLONES if is_clone else REVERTS
-                                   if is_revert else COPIES),
-                          move_id=move_id, name=name,
-                          initiator=initiator)
+        ask = functools.partial(
+            self._call, peer, volume_id, 'offer', patient=False,
+            move_id=move_id, name=name, initiator=initiator)
+        if interface.NVME in transports:
+            try:
+                return ask(version=TRANSPORTS, transports=list(transports))
+            except exception.PeerFailed as error:
+                if error.kind != UNSUPPORTED:
+                    raise
+        return ask(version=(CLONES if is_clone else REVERTS if is_revert
+                            else COPIES))
 
     def delete_snapshot(self, peer: str, volume_id: str, snapshot_id: str
                         ) -> None:

@@ -32,10 +32,13 @@ DATA_PATHS = os.environ.get('LOCALSTOR_DATA_PATHS',
                             'hydrator,clone').split(',')
 # Debian's, where helpers have NBD devices; "own" has ublk
 KERNEL = os.environ.get('LOCALSTOR_KERNEL', 'stock')
+# By which sources are read; the other one, nvme-tcp, needs the own kernel.
+TRANSPORT = os.environ.get('LOCALSTOR_TRANSPORT', 'iscsi')
 # Of a node; each helper locks 35 MiB.
 MEMORY = os.environ.get('LOCALSTOR_MEMORY')
 # A move spends most of its time with waiting, and with wiping what was copied.
-QUICK = {'localstor_monitor_interval': 2, 'volume_clear_size': 64}
+QUICK = {'localstor_monitor_interval': 2, 'volume_clear_size': 64,
+         'localstor_transport': TRANSPORT}
 # GiB of a volume that is looked at in mid-move: dm-clone can't be held.
 SIZE = {backend: {'clone': 2, 'hydrator': 1}[path]
         for backend, path in zip(configuration.BACKENDS, DATA_PATHS)}
@@ -107,8 +110,9 @@ class LabTestCase(testtools.TestCase):
                 if line.strip() and 'No devices' not in line]
 
     def sessions(self, node):
-        out = node.run(['sh', '-c', 'cat /sys/class/iscsi_session/*/'
-                        'targetname 2>/dev/null'], check=False).stdout
+        out = node.run(['sh', '-c', 'cat /sys/class/iscsi_session/*/targetname'
+                        ' /sys/class/nvme/*/subsysnqn 2>/dev/null'],
+                       check=False).stdout
         return out.split()
 
     def localstor(self, node, *arguments):

@@ -201,9 +201,9 @@ class Peers:
     def is_up(self, ctxt, peer):
         return peer not in self._cloud.down
 
-    def offer(self, peer, volume_id, move_id, name, initiator, is_clone,
-              is_revert=False):
-        return self._call(peer, 'offer', move_id, name, initiator)
+    def offer(self, peer, volume_id, move_id, name, initiator, transports,
+              is_clone, is_revert=False):
+        return self._call(peer, 'offer', move_id, name, initiator, transports)
 
     def delete_snapshot(self, peer, volume_id, snapshot_id):
         self._call(peer, 'delete_snapshot', volume_id, snapshot_id)

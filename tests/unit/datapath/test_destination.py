@@ -44,7 +44,8 @@ class DestinationTestCase(unittest.TestCase):
         self.source = source.Source(self.there, mock.Mock())
         self.move = dataclasses.replace(
             MOVE, engine=self.data_path,
-            export=self.source.describe_export('m', 'iqn.b', '192.0.2.2'))
+            export=self.source.describe_export(
+                'm', 'iqn.b', '192.0.2.2', ()))
         self.source.export_source(self.move)
         for number in range(16):
             self.there.write('/dev/mapper/volume-v-handle', number,

@@ -26,8 +26,8 @@ class SourceTest(unittest.TestCase):
                         MOVE.size))
         self.source = source.Source(self.node, mock.Mock())
         self.move = dataclasses.replace(
-            MOVE, export=self.source.describe_export('m', 'iqn.b',
-                                                     '192.0.2.2'))
+            MOVE, export=self.source.describe_export(
+                'm', 'iqn.b', '192.0.2.2', ()))
         self.node.faults.forget()
 
     def handle(self):

@@ -18,6 +18,7 @@ from cinder_localstor import exception
 from cinder_localstor.moves import exports
 from cinder_localstor.moves import facts
 from cinder_localstor.moves import table
+from cinder_localstor.node import interface
 from cinder_localstor.node import simulated
 from cinder_localstor import rows
 from tests.unit import base
@@ -114,6 +115,14 @@ class FromSnapshotTest(CopierTestCase):
             self.assertEqual(
                 described.destination_host == base.B,
                 exports.Exports(base.A, None, None).serves_from_here(move))
+
+    def test_snapshot_is_read_over_what_the_node_knows(self):
+        self.cloud.nodes[base.B].initiator.known = (interface.NVME,
+                                                    interface.ISCSI)
+        volume = self.make(base.B, self.take())
+        move, = rows.for_volume(self.ctxt, volume.id)
+        self.assertEqual(interface.NVME, move.transfer.export.transport)
+        self.assert_made(volume)
 
     def test_several_at_once_read_the_same_snapshot(self):
         snapshot = self.take()

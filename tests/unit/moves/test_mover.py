@@ -18,6 +18,7 @@ from cinder_localstor.datapath import hydrator
 from cinder_localstor import exception
 from cinder_localstor.moves import properties
 from cinder_localstor.moves import table
+from cinder_localstor.node import interface
 from cinder_localstor.node import simulated
 from cinder_localstor import rows
 from tests.unit import base
@@ -77,6 +78,26 @@ class FirstAttachTest(MoverTestCase):
         self.cloud.write(self.volume, 4, 'newer')
         self.cloud.settle()
         self.assert_whole()
+
+    def test_source_is_read_over_what_the_destination_knows(self):
+        for host, known in ((base.B, (interface.NVME, interface.ISCSI)),
+                            (base.C, (interface.ISCSI,))):
+            self.cloud.nodes[host].initiator.known = known
+            self.cloud.move(self.volume, host)
+            move, = rows.for_volume(self.ctxt, self.volume.id)
+            self.assertEqual(known[0], move.transfer.export.transport)
+            self.cloud.settle()
+            self.assert_whole()
+
+    def test_peer_of_an_earlier_version_gets_iscsi(self):
+        examine = self.cloud.running[base.B].answers.examine
+        self.cloud.running[base.B].answers.examine = lambda *asked: {
+            key: value for key, value in examine(*asked).items()
+            if key != 'transports'}
+        self.cloud.nodes[base.B].initiator.known = (interface.NVME,)
+        self.cloud.move(self.volume)
+        move, = rows.for_volume(self.ctxt, self.volume.id)
+        self.assertEqual(interface.ISCSI, move.transfer.export.transport)
 
     def test_source_is_read_only_before_hydration_starts(self):
         self.cloud.move(self.volume)

@@ -14,6 +14,7 @@ from cinder_localstor.datapath import transfer
 from cinder_localstor import exception
 from cinder_localstor.moves import report
 from cinder_localstor.moves import table
+from cinder_localstor.node import interface
 from cinder_localstor.node import simulated
 from cinder_localstor import rows
 from tests.unit import base
@@ -224,7 +225,7 @@ class StandingTest(ReportTestCase):
         iqn = 'iqn.2010-10.org.openstack:localstor-' + self.volume.id
         sessions = {iqn: '/dev/sda', 'iqn.2010-10.org.openstack:other': ''}
         self.cloud.nodes[base.A].initiator.connected = lambda: sessions
-        self.assert_problem('session ' + iqn)
+        self.assert_problem('session with ' + iqn)
 
     def test_tool_that_fails_is_told_and_hides_nothing_else(self):
         for call, host in (('SimulatedVolumeGroup.logical_volumes', base.A),
@@ -312,6 +313,17 @@ class MovingTest(ReportTestCase):
     def test_source_that_is_not_exported(self):
         self.cloud.nodes[base.A].target.exports.clear()
         self.assert_problem('not exported to ' + base.B, base.A)
+
+    def test_device_that_an_export_has_of_its_own(self):
+        node = self.cloud.nodes[base.A]
+        node.target.nodes = lambda export: (export.serial + '-guard',)
+        for name in (self.move_of_volume().move_id, 'unknown'):
+            node.device_mapper.create(name + '-guard', [
+                interface.Segment(0, 8, 'flakey', '')])
+        self.assertEqual(
+            ['unknown-guard'],
+            [text.split()[1].rstrip(':') for text in self.report().problems
+             if text.startswith('device ')])
 
     def test_target_is_asked_on_the_source_only(self):
         asked = []

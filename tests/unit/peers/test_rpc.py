@@ -43,8 +43,8 @@ class Answers:
         self._note('remaining', names)
         return names[:1]
 
-    def offer(self, _ctxt, move_id, name, initiator):
-        self._note('offer', move_id, name, initiator)
+    def offer(self, _ctxt, move_id, name, initiator, transports=('iscsi',)):
+        self._note('offer', move_id, name, initiator, *transports)
         return {'content': 7}
 
     def delete_snapshot(self, _ctxt, volume_id, snapshot_id):
@@ -100,8 +100,9 @@ class CallTest(RpcTestCase):
 
     def test_offer(self):
         self.assertEqual({'content': 7}, self.api.offer(
-            base.B, 'v', 'm', 'snapshot', 'iqn.a', is_clone=True))
-        self.assertEqual([('offer', 'm', 'snapshot', 'iqn.a')],
+            base.B, 'v', 'm', 'snapshot', 'iqn.a', ('iscsi',),
+            is_clone=True))
+        self.assertEqual([('offer', 'm', 'snapshot', 'iqn.a', 'iscsi')],
                          self.answers.asked)
 
     def test_run_carries_a_copy(self):
@@ -186,6 +187,16 @@ class CallTest(RpcTestCase):
         self.assertEqual([], self.answers.asked)
 
 
+class TransportsTest(RpcTestCase):
+
+    def test_offer_over_what_both_have(self):
+        self.api.offer(base.B, 'v', 'm', 'snapshot', 'iqn.a',
+                       ('nvme-tcp', 'iscsi'), is_clone=False)
+        self.assertEqual(
+            [('offer', 'm', 'snapshot', 'iqn.a', 'nvme-tcp', 'iscsi')],
+            self.answers.asked)
+
+
 class FirstEndpoint:
     """What a peer of the first version lets others call."""
 
@@ -213,7 +224,7 @@ class OlderPeerTest(CallTest):
 
     def test_offer(self):
         self.refuses(lambda: self.api.offer(base.B, 'v', 'm', 's', 'iqn.a',
-                                            is_clone=False))
+                                            ('iscsi',), is_clone=False))
 
     def test_run_carries_a_copy(self):
         # It knows no field of one.
@@ -277,9 +288,12 @@ class PeerBeforeClonesTest(CallTest):
 
     def test_offer(self):
         self.refuses(lambda: self.api.offer(base.B, 'v', 'm', 's', 'iqn.a',
-                                            is_clone=True))
-        self.assertEqual({'content': 7}, self.api.offer(
-            base.B, 'v', 'm', 's', 'iqn.a', is_clone=False))
+                                            ('iscsi',), is_clone=True))
+        for transports in (('iscsi',), ('nvme-tcp', 'iscsi')):
+            self.assertEqual({'content': 7}, self.api.offer(
+                base.B, 'v', 'm', 's', 'iqn.a', transports, is_clone=False))
+            self.assertEqual(('offer', 'm', 's', 'iqn.a', 'iscsi'),
+                             self.answers.asked[-1])
 
     def test_run_carries_a_clone(self):
         # It knows no field of one.
