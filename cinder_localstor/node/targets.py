@@ -21,6 +21,7 @@ from cinder.volume.targets import iscsi
 from cinder.volume import volume_utils
 from oslo_concurrency import lockutils
 from oslo_privsep import comm
+from oslo_privsep import daemon
 from oslo_utils import fileutils
 from oslo_utils import importutils
 import rtslib_fb
@@ -267,7 +268,8 @@ class NvmeSourceTarget(interface.SourceTarget):
         """:raises CommandFailed: nvmet can't, or does not answer in time"""
         try:
             return function(*arguments)
-        except (OSError, comm.PrivsepTimeout) as error:
+        except (OSError, comm.PrivsepTimeout,
+                daemon.FailedToDropPrivileges) as error:
             raise exception.CommandFailed(
                 command='nvmet: ' + function.__name__,
                 host=self._command.host,

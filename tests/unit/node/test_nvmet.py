@@ -8,6 +8,7 @@ import tempfile
 from unittest import mock
 
 from oslo_privsep import comm
+from oslo_privsep import daemon
 
 from cinder_localstor import exception
 from cinder_localstor.node import dmsetup
@@ -327,6 +328,12 @@ class CheckTest(NvmetTestCase):
     def test_kernel_without_nvmet(self):
         self.patch('cinder_localstor.node.nvmet.CONFIGFS', '/absent')
         self.refuses('nvmet-tcp')
+
+    def test_daemon_that_sudo_does_not_let_start(self):
+        self.patch('cinder_localstor.node.nvmet.what_is_missing', mock.Mock(
+            side_effect=daemon.FailedToDropPrivileges('sudo'),
+            __name__='what_is_missing'))
+        self.refuses('sudo')
 
     def test_kernel_without_what_guards(self):
         self.command.answer('dmsetup targets', 'linear v1.4.0\n')
