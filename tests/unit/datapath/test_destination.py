@@ -5,6 +5,8 @@ import types
 import unittest
 from unittest import mock
 
+import ddt
+
 from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engine
@@ -72,7 +74,8 @@ class ExamineTest(DestinationTestCase):
 
     def test_answer_names_the_initiator_and_the_engine(self):
         self.assertEqual({'initiator': 'iqn.1993-08.org.debian:b',
-                          'address': '192.0.2.1', 'engine': 'clone'},
+                          'address': '192.0.2.1', 'engine': 'clone',
+                          'transports': ['iscsi']},
                          self.destination.examine(512, 'p:1', 'b@local'))
 
     def test_other_blocks_are_refused(self):
@@ -80,6 +83,26 @@ class ExamineTest(DestinationTestCase):
             self.destination.examine(4096, 'p:1', 'b@local')
         for part in ('b@local', '512', '4096'):
             self.assertIn(part, str(caught.exception))
+
+
+@ddt.ddt
+class SourceNodeTest(DestinationTestCase):
+
+    @ddt.data((interface.ISCSI, '1 queue_if_no_path 0 1 1 '),
+              # NVMe's disks take no requests.
+              (interface.NVME, '3 queue_if_no_path queue_mode bio 0 1 1 '))
+    @ddt.unpack
+    def test_it_waits_for_its_one_path(self, transport, beginning):
+        move = dataclasses.replace(
+            self.move, export=self.there.target.describe(
+                'm', 'iqn.b', '192.0.2.2', (transport,)))
+        self.there.target.exports.clear()
+        self.source.export_source(move)
+        self.destination.connect_source(move)
+        segment, = self.node.device_mapper.nodes[move.source_node].table
+        self.assertEqual('multipath', segment.target)
+        self.assertTrue(segment.arguments.startswith(beginning),
+                        segment.arguments)
 
 
 class BuildTest(DestinationTestCase):
