@@ -13,9 +13,10 @@ WORKSPACES := hydrator lab/disk lab/guest
 SHORT := [.]ChainTest.test_on_to|test_chaos|test_h1_|test_h8
 SHORT := $(SHORT)|test_h25_of_two|LiveMigrationTest.test_lost|[.]RunningGuestTest
 SHORT := $(SHORT)|ThinLioMoveTest.test_there_and_back|restart_of_both
-SHORT := $(SHORT)|ThinLioSourcePowerCut|dies_with|test_boot|space_for_the_map
+SHORT := $(SHORT)|ThinLioSourcePowerCut|dies_with|test_boot
 SHORT := $(SHORT)|[.]SecurityTest.test_nobody_else|[.]SecurityTest.test_secret
-SHORT := $(SHORT)|ThinLioSecurityTest.test_source|while_it_runs|test_clone_of
+SHORT := $(SHORT)|ThinLioSecurityTest.test_source|ThinCopyTest.test_clone_of
+SHORT := $(SHORT)|while_it_runs
 
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
         lab-programs soak soak-walks soak-kills soak-kernel soak-nvme \
