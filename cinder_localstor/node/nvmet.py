@@ -21,7 +21,13 @@ TIMEOUT = 60
 # Numbers of ports, see nvmet_ports_make() in drivers/nvme/target/configfs.c
 MOST_PORTS = 1 << 16
 
-_MOVE = re.compile(re.escape(nvme.NAME) + r'(?P<move_id>[0-9a-f-]{36})')
+_MOVE = re.compile('(?:%s|%s)(?P<move_id>[0-9a-f-]{36})' % (
+    re.escape(nvme.NAME), re.escape(nvme.HOST_NAME)))
+
+
+def is_there() -> bool:
+    """Whether the module is loaded."""
+    return os.path.isdir(_path())
 
 
 def exported() -> set[str]:
@@ -30,8 +36,8 @@ def exported() -> set[str]:
 
 
 def remains() -> set[str]:
-    """The ids of all moves of which there is a subsystem."""
-    return _moves(_path('subsystems', '*'))
+    """The ids of all moves of which there is a subsystem or a host."""
+    return _moves(_path('subsystems', '*')) | _moves(_path('hosts', '*'))
 
 
 def _moves(pattern: str) -> set[str]:
@@ -52,7 +58,7 @@ def what_is_missing() -> str:
     if not os.path.ismount(CONFIGFS):
         subprocess.run(['mount', '-t', 'configfs', 'configfs', CONFIGFS],
                        check=False, timeout=TIMEOUT)
-    if not os.path.isdir(_path()):
+    if not is_there():
         return 'it has no %s' % MODULE
     probe = _path('hosts', nvme.HOST_NAME + 'probe')
     # Who died in the middle has left it.

@@ -235,8 +235,10 @@ class NvmeSourceTarget(interface.SourceTarget):
         with _one_at_a_time(move_id):
             if move_id in self.exported():
                 return
-            self._load()
-            self._take_away(move_id)
+            if not nvmet.is_there():
+                self._load()
+            if move_id in self.remains():
+                self._take_away(move_id)
             self._put_guard(move_id, device, export)
             # Two backends of a node that look for a port would make two.
             with lockutils.lock('nvmet', 'cinder-', external=True):

@@ -245,6 +245,21 @@ class ExportTest(NvmetTestCase):
         self.target.unexport(MOVE)
         self.assertEqual([], self.configfs.done)
 
+    def test_guard_that_is_left_is_removed(self):
+        # As when a process dies between it and the subsystem.
+        self.patch('cinder_localstor.node.dmsetup.DmsetupDeviceMapper.path',
+                   lambda _mapper, name: os.path.join(self.dev, name))
+        self.dev = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.dev)
+        open(os.path.join(self.dev, MOVE + '-guard'), 'w').close()
+        self.assertEqual({MOVE}, self.target.remains())
+        self.export()
+        removed = self.configfs.done.index('dmsetup remove %s-guard' % MOVE)
+        created = next(number for number, line
+                       in enumerate(self.configfs.done)
+                       if line.startswith('dmsetup create'))
+        self.assertLess(removed, created)
+
     def test_what_others_export_is_left_alone(self):
         self.configfs.mkdir(os.path.join(self.configfs.root, 'subsystems',
                                          FOREIGN))
@@ -280,11 +295,8 @@ class ExportTest(NvmetTestCase):
             self.assertRaises(exception.CommandFailed, self.target.unexport,
                               MOVE)
             self.configfs.failing = None
-            self.assertTrue(
-                MOVE in self.target.remains()
-                # The guard is seen in /dev, which is not modelled.
-                or 'hosts' in call, call)
-            self.target._take_away(MOVE)
+            self.assertEqual({MOVE}, self.target.remains(), call)
+            self.target.unexport(MOVE)
             self.assertEqual(set(), self.target.remains())
 
     def test_error_has_no_secret(self):
