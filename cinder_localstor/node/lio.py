@@ -17,6 +17,7 @@ import json
 import os
 
 from oslo_concurrency import lockutils
+from oslo_config import cfg
 from oslo_privsep import capabilities
 from oslo_privsep import priv_context
 import rtslib_fb
@@ -32,6 +33,11 @@ CONTEXT = priv_context.PrivContext(
     capabilities=[capabilities.CAP_SYS_ADMIN,
                   capabilities.CAP_DAC_OVERRIDE],
 )
+
+# As many calls at a time as privileged.py has: one that waits for a session
+# over NVMe/TCP keeps no other waiting.
+cfg.CONF.set_default('thread_pool_size', 64,
+                     group='localstor_lio_privileged')
 
 CONFIGFS = '/sys/kernel/config/target'
 LUN = 0

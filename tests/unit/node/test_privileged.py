@@ -64,14 +64,16 @@ class PrivilegedTestCase(unittest.TestCase):
         os.chmod(self.path(name), stat.S_IRWXU)
 
 
+@ddt.ddt
 class DaemonTest(unittest.TestCase):
 
-    def test_it_does_more_at_a_time_than_the_node_has_processors(self):
+    @ddt.data('privileged', 'lio')
+    def test_it_does_more_at_a_time_than_the_node_has_processors(self, name):
         # In a process of its own: tests take back what is set by default.
         found = subprocess.run(
             [sys.executable, '-W', 'ignore', '-c',
-             'from cinder_localstor.node import privileged; '
-             'print(privileged.CONTEXT.conf.thread_pool_size)'],
+             'from cinder_localstor.node import %s as daemon; '
+             'print(daemon.CONTEXT.conf.thread_pool_size)' % name],
             check=True, capture_output=True, text=True)
         self.assertEqual(privileged.THREADS, int(found.stdout))
 
