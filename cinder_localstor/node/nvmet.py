@@ -9,7 +9,6 @@ import contextlib
 import glob
 import os
 import re
-import subprocess
 
 from cinder_localstor.node import lio
 from cinder_localstor.node import nvme
@@ -55,11 +54,8 @@ def what_is_missing() -> str:
 
     :raises OSError: configfs does not let us
     """
-    if not os.path.ismount(CONFIGFS):
-        subprocess.run(['mount', '-t', 'configfs', 'configfs', CONFIGFS],
-                       check=False, timeout=TIMEOUT)
     if not is_there():
-        return 'it has no %s' % MODULE
+        return 'it has no %s, or no configfs at %s' % (MODULE, CONFIGFS)
     probe = _path('hosts', nvme.HOST_NAME + 'probe')
     # Who died in the middle has left it.
     with contextlib.suppress(FileExistsError):

@@ -317,7 +317,6 @@ class CheckTest(NvmetTestCase):
 
     def setUp(self):
         super().setUp()
-        self.patch('os.path.ismount', return_value=True)
         self.patch('cinder_localstor.node.udev.hide_devices')
         self.command.answer('dmsetup targets', 'flakey v1.5.0\n')
 
