@@ -11,10 +11,32 @@ from cinder_localstor.node import nvme
 from tests.lab import base
 
 SUBSYSTEMS = '/sys/kernel/config/nvmet/subsystems'
+# Another disk under a name like a move's, for any host
+STALE = '''set -e
+cd /sys/kernel/config/nvmet
+truncate -s 2G /run/stale
+mkdir subsystems/{name}
+echo 1 > subsystems/{name}/attr_allow_any_host
+mkdir subsystems/{name}/namespaces/1
+printf %s /run/stale > subsystems/{name}/namespaces/1/device_path
+echo 1 > subsystems/{name}/namespaces/1/enable
+mkdir ports/99
+echo tcp > ports/99/addr_trtype
+echo ipv4 > ports/99/addr_adrfam
+echo {address} > ports/99/addr_traddr
+echo 4499 > ports/99/addr_trsvcid
+ln -s $PWD/subsystems/{name} ports/99/subsystems/
+'''
+STALE_GONE = '''cd /sys/kernel/config/nvmet
+rm ports/99/subsystems/{name}
+rmdir ports/99 subsystems/{name}/namespaces/1 subsystems/{name}
+rm /run/stale
+'''
 FOREIGN = 'nqn.2014-08.org.nvmexpress:somebody'
-# One that the kernel does not end by itself
-OPTIONS = ('transport=tcp,traddr={address},trsvcid=4420,nqn={name},'
+# What /dev/nvme-fabrics is told
+OPTIONS = ('transport=tcp,traddr={address},trsvcid={port},nqn={name},'
            'hostnqn={host},hostid={id}')
+STRANGER = 'nqn.2014-08.org.nvmexpress:uuid:{id}'
 
 
 class NvmeTest(base.LabTestCase):
@@ -52,7 +74,7 @@ class NvmeTest(base.LabTestCase):
     def connects(self, node, host, secret=None):
         """Whether a node can connect as some host."""
         options = OPTIONS.format(
-            address=self.source.address, name=self.name, host=host,
+            address=self.source.address, port=4420, name=self.name, host=host,
             # The kernel wants one host's name for each.
             id=(host.removeprefix(nvme.HOST_NAME)
                 if host.startswith(nvme.HOST_NAME) else uuid.uuid4()))
@@ -72,7 +94,7 @@ class NvmeTest(base.LabTestCase):
         host, secret = self.sysfs('hostnqn'), self.sysfs('dhchap_secret')
         third, = (node for node in self.nodes if node.name not in
                   (self.source.name, self.destination.name))
-        stranger = 'nqn.2014-08.org.nvmexpress:uuid:' + str(uuid.uuid4())
+        stranger = STRANGER.format(id=uuid.uuid4())
         self.assertFalse(self.connects(third, stranger))
         self.assertFalse(self.connects(third, stranger, secret))
         self.assertFalse(self.connects(third, host))
@@ -116,6 +138,33 @@ class NvmeTest(base.LabTestCase):
         self.assert_not_written()
         self.wait_until_arrived(self.moved)
         self.assertEqual(self.content, self.checksum(self.moved, size=20))
+
+    def test_session_that_was_left_behind_is_not_taken_for_another(self):
+        third, = (node for node in self.nodes if node.name not in
+                  (self.source.name, self.destination.name))
+        stale = nvme.NAME + str(uuid.uuid4())
+        words = {'name': stale, 'address': third.address}
+        third.run(['sh', '-c', STALE.format(**words)])
+        self.addCleanup(third.run, ['sh', '-c', STALE_GONE.format(**words)])
+        number = uuid.uuid4()
+        options = OPTIONS.format(
+            **words, port=4499, host=STRANGER.format(id=number), id=number)
+        self.destination.run(
+            ['sh', '-c', f"printf %s '{options}' > /dev/nvme-fabrics"])
+        self.addCleanup(self.destination.run, [
+            'sh', '-c', 'for path in /sys/class/nvme/nvme*; do'
+            ' echo 1 > $path/delete_controller; done'])
+        self.assertIn(stale, self.localstor(self.destination,
+                                            'status').stdout)
+        first = self.attach(self.volume, self.source)
+        self.write(first, size=20)
+        content = self.checksum(first, size=20)
+        self.detach(first)
+        moved = self.attach(self.volume, self.destination)
+        self.assertEqual(content, self.checksum(moved, size=20))
+        self.wait_until_arrived(moved)
+        self.assertEqual(content, self.checksum(moved, size=20))
+        self.assertEqual([stale], self.sessions(self.destination))
 
     def test_subsystem_of_somebody_else_is_left_alone(self):
         foreign = f'{SUBSYSTEMS}/{FOREIGN}'
