@@ -88,12 +88,15 @@ unit-test: setup
 soak: qemu-test soak-walks soak-kills soak-kernel soak-nvme soak-lab \
       soak-exchanged soak-nova tempest
 
-# New ones each time; what fails says how to repeat it
-soak-walks: setup
+# New ones each time; what fails says how to repeat it.  The helper's are by fixed
+# seeds, and take an hour or so.
+soak-walks: setup rust
 	LOCALSTOR_SOAK_WALKS=2000 LOCALSTOR_SOAK_PAIRS=500 \
 	    LOCALSTOR_SOAK_ORDERS=300 LOCALSTOR_SOAK_FAULTS=1 \
 	    $(VENV)/bin/stestr run \
 	    'test_walk|test_pairs|moves.test_inter|test_arriving|test_copier|test_reverts'
+	cd hydrator && LOCALSTOR_WALKS=400000 $(CARGO) test --locked --release \
+	    -p localstor-hydrator-simulation --test walks
 
 # Helpers of both kinds
 soak-kills: setup lab-programs lab-kernel
