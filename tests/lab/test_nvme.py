@@ -8,6 +8,7 @@ LOCALSTOR_TRANSPORT says.
 import uuid
 
 from cinder_localstor.node import nvme
+from lab import configuration
 from tests.lab import base
 
 SUBSYSTEMS = '/sys/kernel/config/nvmet/subsystems'
@@ -52,6 +53,8 @@ class NvmeTest(base.LabTestCase):
                                   self.volume_type)
         self.source = self.home(self.volume)
         self.destination = self.other(self.source)
+        self.data_path = dict(zip(configuration.BACKENDS, base.DATA_PATHS))[
+            self.volume_type]
 
     def begin(self):
         first = self.attach(self.volume, self.source)
@@ -135,7 +138,9 @@ class NvmeTest(base.LabTestCase):
         self.source.kill()
         self.source.start()
         self.assertEqual(self.content, self.checksum(self.moved, size=20))
-        self.assert_not_written()
+        if self.data_path == 'hydrator':
+            # dm-clone can't be held, and may be done by now.
+            self.assert_not_written()
         self.wait_until_arrived(self.moved)
         self.assertEqual(self.content, self.checksum(self.moved, size=20))
 
