@@ -113,6 +113,9 @@ class NvmeTest(base.LabTestCase):
         self.assertEqual(self.content, self.checksum(self.moved, size=20))
 
     def assert_not_written(self):
+        # It is the writing that fails, and not that there is a disk.
+        self.destination.run(['dd', 'if=' + self.disk(), 'of=/dev/null',
+                              'bs=4096', 'count=1', 'iflag=direct'])
         for command in (['dd', 'if=/dev/urandom', 'of=' + self.disk(),
                          'bs=4096', 'count=1', 'oflag=direct'],
                         ['blkdiscard', '--length', '1M', self.disk()],
