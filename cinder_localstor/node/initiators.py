@@ -9,6 +9,7 @@ written, and take the source node on top of it for a multipath device of its
 own.
 """
 
+import abc
 import dataclasses
 import functools
 import glob
@@ -99,7 +100,70 @@ def knock(export: interface.Export, host: str) -> None:
             reason=error) from error
 
 
-class OpenISCSIInitiator(interface.Initiator):
+class Connector(abc.ABC):
+    """Connects source copies, whatever they are read by."""
+
+    # This node, for errors
+    host: str
+
+    @abc.abstractmethod
+    def connected(self) -> dict[str, str]:
+        """See :meth:`interface.Initiator.connected`."""
+
+    def connect(self, export: interface.Export) -> str:
+        """See :meth:`interface.Initiator.connect`."""
+        secrets.hide(export.iqn, export.password)
+        device = self.connected().get(export.iqn)
+        if not device:
+            knock(export, self.host)
+            self._end_broken(export)
+            self._log_in(export)
+            device = self._wait_for_disk(export)
+        if not device:
+            raise self._unreachable(export, 'the session has no disk')
+        self._verify(device, export)
+        return device
+
+    def disconnect(self, export: interface.Export) -> None:
+        """Log out and forget the target, with its secret."""
+        self._log_out(export)
+        secrets.forget(export.iqn)
+
+    @abc.abstractmethod
+    def _end_broken(self, export: interface.Export) -> None:
+        """End a session that does not work, if there is one."""
+
+    @abc.abstractmethod
+    def _log_in(self, export: interface.Export) -> None:
+        """:raises SourceUnreachable: nothing is left of the attempt"""
+
+    @abc.abstractmethod
+    def _log_out(self, export: interface.Export) -> None:
+        pass
+
+    @abc.abstractmethod
+    def _verify(self, device: str, export: interface.Export) -> None:
+        """A recycled device name must never pass as the source (H17).
+
+        :raises StaleSession: it is not
+        """
+
+    def _wait_for_disk(self, export: interface.Export) -> str | None:
+        wait = tenacity.Retrying(
+            retry=tenacity.retry_if_result(lambda disk: not disk),
+            wait=tenacity.wait_fixed(0.05),
+            stop=tenacity.stop_after_delay(DISK_TIMEOUT),
+            retry_error_callback=lambda _state: None)
+        return wait(lambda: self.connected().get(export.iqn))
+
+    def _unreachable(self, export: interface.Export, reason: str
+                     ) -> exception.SourceUnreachable:
+        return exception.SourceUnreachable(
+            host=self.host, iqn=export.iqn, portal=export.portal,
+            reason=reason)
+
+
+class OpenISCSIInitiator(Connector, interface.Initiator):
     """The open-iscsi initiator of this node."""
 
     def __init__(self, command: commands.Commands) -> None:
@@ -133,23 +197,11 @@ class OpenISCSIInitiator(interface.Initiator):
         return {iqn: session.disk for iqn, session in sessions().items()
                 if session.disk and session.state == LOGGED_IN}
 
-    def connect(self, export: interface.Export) -> str:
-        secrets.hide(export.iqn, export.password)
-        device = self.connected().get(export.iqn)
-        if not device:
-            knock(export, self.host)
-            if export.iqn in sessions():
-                # open-iscsi does not get over every loss of a target by
-                # itself and fails what waits for it in the end.
-                self._log_out(export)
-            self._log_in(export)
-            device = self._wait_for_disk(export)
-        if not device:
-            raise exception.SourceUnreachable(
-                host=self.host, iqn=export.iqn, portal=export.portal,
-                reason='the session has no disk')
-        self._verify(device, export)
-        return device
+    def _end_broken(self, export: interface.Export) -> None:
+        # open-iscsi does not get over every loss of a target by itself and
+        # fails what waits for it in the end.
+        if export.iqn in sessions():
+            self._log_out(export)
 
     def _log_in(self, export: interface.Export) -> None:
         target = _target(export)
@@ -164,24 +216,11 @@ class OpenISCSIInitiator(interface.Initiator):
             return
         # The record holds the secret. The error may not: it goes to the peer.
         self._log_out(export)
-        raise exception.SourceUnreachable(
-            host=self.host, iqn=export.iqn, portal=export.portal,
-            reason=reason)
-
-    def _wait_for_disk(self, export: interface.Export) -> str | None:
-        wait = tenacity.Retrying(
-            retry=tenacity.retry_if_result(lambda disk: not disk),
-            wait=tenacity.wait_fixed(0.1),
-            stop=tenacity.stop_after_delay(DISK_TIMEOUT),
-            retry_error_callback=lambda _state: None)
-        return wait(lambda: self.connected().get(export.iqn))
+        raise self._unreachable(export, reason)
 
     def _verify(self, device: str, export: interface.Export) -> None:
-        """A recycled device name must never pass as the source (H17).
-
-        That the disk hangs on the session of the move's own IQN is known
-        from sysfs; its serial number is the move's id.
-        """
+        # That the disk hangs on the session of the move's own IQN is known
+        # from sysfs; its serial number is the move's id.
         if not export.serial:
             return
         page = '/sys/class/block/%s/device/vpd_pg80' % os.path.basename(device)
@@ -194,11 +233,6 @@ class OpenISCSIInitiator(interface.Initiator):
             raise exception.StaleSession(
                 device=device, host=self.host, found=serial,
                 expected=export.serial, iqn=export.iqn)
-
-    def disconnect(self, export: interface.Export) -> None:
-        """Log out and forget the target, with its secret."""
-        self._log_out(export)
-        secrets.forget(export.iqn)
 
     def _log_out(self, export: interface.Export) -> None:
         target = _target(export)
@@ -215,7 +249,7 @@ class OpenISCSIInitiator(interface.Initiator):
                 raise
 
 
-class NvmeInitiator:
+class NvmeInitiator(Connector):
     """Source copies that this node reads over NVMe/TCP.
 
     A controller never gives its source up by itself: it connects again for as
@@ -224,6 +258,7 @@ class NvmeInitiator:
     """
 
     def __init__(self, command: commands.Commands) -> None:
+        self.host = command.host
         self._command = command
 
     def check(self) -> None:
@@ -240,34 +275,22 @@ class NvmeInitiator:
             reason = ('it does not authenticate to targets '
                       '(CONFIG_NVME_HOST_AUTH)')
         raise exception.NoTransport(
-            transport=interface.NVME, host=self._command.host, reason=reason)
+            transport=interface.NVME, host=self.host, reason=reason)
 
     def _load(self) -> None:
         if not os.path.exists(fabrics.FABRICS):
             self._command.run('modprobe', '--quiet', fabrics.MODULE)
 
     def connected(self) -> dict[str, str]:
-        """See :meth:`interface.Initiator.connected`."""
         live = {name for name, controller in fabrics.controllers().items()
                 if controller.state == fabrics.LIVE}
         return {name: disk for name, disk in fabrics.disks().items()
                 if name in live}
 
-    def connect(self, export: interface.Export) -> str:
-        """See :meth:`interface.Initiator.connect`."""
-        secrets.hide(export.iqn, export.password)
-        device = self.connected().get(export.iqn)
-        if not device:
-            knock(export, self._command.host)
-            self._delete(export)
-            self._create(export)
-            device = self._wait_for_disk(export)
-        if not device:
-            raise self._unreachable(export, 'the controller has no disk')
-        self._verify(device, export)
-        return device
+    def _end_broken(self, export: interface.Export) -> None:
+        self._log_out(export)
 
-    def _create(self, export: interface.Export) -> None:
+    def _log_in(self, export: interface.Export) -> None:
         address, port = interface.split_portal(export.portal)
         try:
             self._load()
@@ -285,42 +308,22 @@ class NvmeInitiator:
         except (OSError, comm.PrivsepTimeout,
                 exception.CommandFailed) as error:
             # It must not go on by itself.
-            self._delete(export)
+            self._log_out(export)
             raise self._unreachable(
                 export, secrets.mask(str(error) or type(error).__name__)
             ) from error
 
-    def _unreachable(self, export: interface.Export, reason: str
-                     ) -> exception.SourceUnreachable:
-        return exception.SourceUnreachable(
-            host=self._command.host, iqn=export.iqn, portal=export.portal,
-            reason=reason)
-
-    def _wait_for_disk(self, export: interface.Export) -> str | None:
-        wait = tenacity.Retrying(
-            retry=tenacity.retry_if_result(lambda disk: not disk),
-            wait=tenacity.wait_fixed(0.05),
-            stop=tenacity.stop_after_delay(DISK_TIMEOUT),
-            retry_error_callback=lambda _state: None)
-        return wait(lambda: self.connected().get(export.iqn))
-
     def _verify(self, device: str, export: interface.Export) -> None:
-        """A recycled device name must never pass as the source (H17)."""
         try:
             found = fabrics.uuid(device)
         except OSError as error:
             found = str(error)
         if found != export.serial:
             raise exception.StaleSession(
-                device=device, host=self._command.host, found=found,
+                device=device, host=self.host, found=found,
                 expected=export.serial, iqn=export.iqn)
 
-    def disconnect(self, export: interface.Export) -> None:
-        """See :meth:`interface.Initiator.disconnect`."""
-        self._delete(export)
-        secrets.forget(export.iqn)
-
-    def _delete(self, export: interface.Export) -> None:
+    def _log_out(self, export: interface.Export) -> None:
         """:raises CommandFailed: the kernel does not in time"""
         controller = fabrics.controllers().get(export.iqn)
         if controller is None:
@@ -332,7 +335,7 @@ class NvmeInitiator:
         except (OSError, comm.PrivsepTimeout) as error:
             raise exception.CommandFailed(
                 command='delete_controller of ' + controller.name,
-                host=self._command.host,
+                host=self.host,
                 reason=str(error) or type(error).__name__) from error
 
 

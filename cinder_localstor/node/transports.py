@@ -32,7 +32,6 @@ class SourceTargets(interface.SourceTarget):
         self._offers_nvme = False
 
     def check(self) -> None:
-        self._iscsi.check()
         self._offers_nvme = _has_nvme(self._choice, self._nvme.check)
 
     def warm_up(self) -> None:
@@ -75,7 +74,7 @@ class SourceTargets(interface.SourceTarget):
 class Initiators(interface.Initiator):
     """Connects sources over what their exports say."""
 
-    def __init__(self, choice: str, iscsi: interface.Initiator,
+    def __init__(self, choice: str, iscsi: initiators.OpenISCSIInitiator,
                  over_nvme: initiators.NvmeInitiator) -> None:
         """:param choice: as the option localstor_transport has it"""
         self._choice = choice
@@ -84,7 +83,6 @@ class Initiators(interface.Initiator):
         self._transports: tuple[str, ...] = (interface.ISCSI,)
 
     def check(self) -> None:
-        self._iscsi.check()
         if _has_nvme(self._choice, self._nvme.check):
             self._transports = (interface.NVME, interface.ISCSI)
 
@@ -101,18 +99,17 @@ class Initiators(interface.Initiator):
         return self._iscsi.address_towards(portal)
 
     def connect(self, export: interface.Export) -> str:
-        if export.transport == interface.NVME:
-            return self._nvme.connect(export)
-        return self._iscsi.connect(export)
+        return self._of(export).connect(export)
 
     def connected(self) -> dict[str, str]:
         return self._iscsi.connected() | self._nvme.connected()
 
     def disconnect(self, export: interface.Export) -> None:
-        if export.transport == interface.NVME:
-            self._nvme.disconnect(export)
-        else:
-            self._iscsi.disconnect(export)
+        self._of(export).disconnect(export)
+
+    def _of(self, export: interface.Export) -> initiators.Connector:
+        return (self._nvme if export.transport == interface.NVME
+                else self._iscsi)
 
 
 def _has_nvme(choice: str, check: Callable[[], None]) -> bool:
