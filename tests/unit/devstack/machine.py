@@ -18,8 +18,8 @@ PARTS = ('files', 'functions', 'functions-common', 'inc', 'lib', 'stackrc')
 
 REPLACED = ('apt-get', 'bindep', 'cargo', 'chown', 'cinder-rtstool', 'dmsetup',
             'edit-constraints', 'iscsiadm', 'localstor-hydrator', 'losetup',
-            'lvremove', 'lvs', 'openssl', 'openstack', 'pip', 'pvs', 'sudo',
-            'systemctl', 'tgt-admin', 'tgtadm', 'udevadm', 'vgcreate',
+            'lvremove', 'lvs', 'openssl', 'openstack', 'pip', 'pvs', 'rmdir',
+            'sudo', 'systemctl', 'tgt-admin', 'tgtadm', 'udevadm', 'vgcreate',
             'vgremove', 'vgs')
 
 LOCALRC = '''\

@@ -19,7 +19,7 @@ case $name in
         arguments=()
         for argument in "$@"; do
             case $argument in
-                /etc/* | /run/* | /var/*) arguments+=("$MACHINE$argument") ;;
+                /etc/* | /run/* | /sys/* | /var/*) arguments+=("$MACHINE$argument") ;;
                 *) arguments+=("$argument") ;;
             esac
         done
@@ -84,6 +84,13 @@ case $name in
         case "$*" in
             *'-o delete') sed -i "/${4}/d" "$MACHINE/sessions" ;;
         esac
+        ;;
+    rmdir)
+        # As in configfs, where these go with what they belong to
+        for path in "$@"; do
+            /bin/rmdir "$path"/{allowed_hosts,namespaces} 2>/dev/null
+            /bin/rmdir "$path"
+        done
         ;;
     localstor-hydrator)
         note "$@"

@@ -17,12 +17,15 @@ from oslotest import base
 
 from cinder_localstor.node import lio
 from cinder_localstor.node import lvm
+from cinder_localstor.node import nvme
 from cinder_localstor.node import privileged
 from cinder_localstor import opts
 from tests.unit.devstack import machine
 
+LIBRARY = machine.REPOSITORY / 'devstack' / 'lib' / 'localstor'
 GROUP = 'stack-volumes-local'
 CONTROLLER = 'ENABLED_SERVICES=key,n-cpu,c-api,c-sch,tempest\n'
+NVMET = 'sys/kernel/config/nvmet'
 COMPUTE = 'ENABLED_SERVICES=n-cpu\n'
 
 
@@ -248,6 +251,8 @@ class CleanTestCase(PluginTestCase):
         self.machine.path('sessions').write_text(
             '192.0.2.12:3260,1 iqn.2010-10.org.openstack:localstor-7\n'
             '192.0.2.99:3260,1 iqn.1999-01.org.example:other\n')
+        self.use_nvme('localstor-7')
+        self.use_nvme('other')
         devices = self.machine.path('run/localstor/devices')
         devices.mkdir(parents=True)
         (devices / 'nbd0').touch()
@@ -256,8 +261,40 @@ class CleanTestCase(PluginTestCase):
             self.machine.path('run/udev/rules.d/12-localstor%s.rules'
                               % name).touch()
 
+    def use_nvme(self, name):
+        """Leave a controller, and a subsystem with its host."""
+        name = 'nqn.2010-10.org.openstack:' + name
+        controller = self.controller(name)
+        controller.mkdir(parents=True)
+        (controller / 'subsysnqn').write_text(name + '\n')
+        target = self.machine.path(NVMET)
+        subsystem, host = (target / kind / name
+                           for kind in ('subsystems', 'hosts'))
+        for path in (host, subsystem / 'namespaces/1',
+                     subsystem / 'allowed_hosts',
+                     target / 'ports/1/subsystems'):
+            path.mkdir(parents=True, exist_ok=True)
+        (subsystem / 'allowed_hosts' / name).symlink_to(host)
+        (target / 'ports/1/subsystems' / name).symlink_to(subsystem)
+
+    def controller(self, name):
+        return self.machine.path('sys/class/nvme/nvme-'
+                                 + name.rpartition(':')[2])
+
+    def assert_released_over_nvme(self):
+        self.assertEqual([], list(self.machine.path(NVMET)
+                                  .rglob('*localstor-*')))
+        self.assertEqual(
+            ['allowed_hosts', 'hosts', 'subsystems', 'subsystems'],
+            sorted(path.parent.name for path
+                   in self.machine.path(NVMET).rglob('*:other')))
+        for name, ended in ('localstor-7', True), ('other', False):
+            self.assertEqual(ended, self.controller(name).joinpath(
+                'delete_controller').exists(), name)
+
     def assert_released(self, calls):
         """Nothing of the driver's is there, and all that is not is."""
+        self.assert_released_over_nvme()
         self.assertEqual(['LVM-abc'], [
             line.split()[1] for line in
             self.machine.path('nodes').read_text().splitlines()])
@@ -341,6 +378,10 @@ class FilesTest(base.BaseTestCase):
     def test_the_same_rust_is_needed_as_by_make(self):
         version = re.search(r'^RUST_VERSION := (\S+)$', (
             machine.REPOSITORY / 'Makefile').read_text(), re.MULTILINE)[1]
-        library = machine.REPOSITORY / 'devstack' / 'lib' / 'localstor'
         self.assertIn('LOCALSTOR_RUST_VERSION=%s' % shlex.quote(version),
-                      library.read_text().splitlines())
+                      LIBRARY.read_text().splitlines())
+
+    def test_what_unstack_removes_is_named_as_the_driver_names_it(self):
+        self.assertIn('LOCALSTOR_NQN=%s' % nvme.NAME,
+                      LIBRARY.read_text().splitlines())
+        self.assertTrue(nvme.HOST_NAME.startswith(nvme.NAME))
