@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import os
 import sys
 
 import testtools
 
 from lab import chaos
-from tests.lab import base
+from lab import cloud as clouds
 
 
 class ChaosTest(testtools.TestCase):
@@ -15,8 +16,13 @@ class ChaosTest(testtools.TestCase):
     SEED = 2
 
     def test_nothing_is_lost_and_nothing_is_left(self):
-        journal = chaos.run(base.cloud(),
-                            chaos.Plan(minutes=1, seed=self.SEED), sys.stdout)
+        name = os.environ.get('LOCALSTOR_LAB', 'test') + '-chaos'
+        cloud = clouds.Cloud(name)
+        self.addCleanup(cloud.down)
+        cloud.up(nodes=3, environment=chaos.ENVIRONMENT,
+                 disks='volatile')
+        journal = chaos.run(cloud, chaos.Plan(minutes=1, seed=self.SEED),
+                            sys.stdout)
         self.assertEqual([], journal.failures,
                          'seed %d, log %s' % (self.SEED, journal.path))
         self.assertGreater(journal.counts['faults'], 0)
