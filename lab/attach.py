@@ -14,6 +14,7 @@ import dataclasses
 import datetime
 import itertools
 import json
+import operator
 import re
 import statistics
 import sys
@@ -51,7 +52,7 @@ _FAILED = (users.VolumeError, exceptions.HttpError, errors.LabError)
 
 _STEP = re.compile(
     r'^(?P<when>[\d-]+ [\d:.]+) .* Move (?P<move>[0-9a-f-]{36}) of volume '
-    r'\S+: (?P<step>\w+)(?P<left> -> \w+)?')
+    r'\S+: (?P<word>\w+)(?: took (?P<seconds>[\d.]+) s)?(?P<left> -> \w+)?')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,23 +179,26 @@ def storms(cloud: clouds.Cloud, number: int, say: Callable[[str], None]
 
 
 def steps(lines: Iterable[str]) -> dict[str, float]:
-    """Medians of the seconds that the steps of preparing moves took.
+    """Medians of the seconds that the steps of preparing moves took, and, by
+    the state's name, that all of them took: some are done at the same time.
 
     :param lines: what cinder-volume has logged, on all nodes
     """
-    found = sorted((match['move'], match['when'], match['step'],
-                    bool(match['left']))
-                   for match in map(_STEP.match, lines) if match)
+    moves: dict[str, list[re.Match[str]]] = {}
+    for match in filter(None, map(_STEP.match, lines)):
+        moves.setdefault(match['move'], []).append(match)
     taken: dict[str, list[float]] = {}
-    for move, events in itertools.groupby(found, lambda event: event[0]):
-        until_left = []
+    for events in moves.values():
+        events.sort(key=operator.itemgetter('when'))
         for event in events:
-            until_left.append(event)
-            if event[3]:
+            if event['left']:
+                taken.setdefault(event['word'], []).append(
+                    (_time(event['when'])
+                     - _time(events[0]['when'])).total_seconds())
                 break
-        for before, after in itertools.pairwise(until_left):
-            taken.setdefault(before[2], []).append(
-                (_time(after[1]) - _time(before[1])).total_seconds())
+            if event['seconds']:
+                taken.setdefault(event['word'], []).append(
+                    float(event['seconds']))
     return {step: middle(seconds) for step, seconds in taken.items()}
 
 

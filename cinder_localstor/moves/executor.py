@@ -7,14 +7,17 @@ from collections.abc import Callable
 from collections.abc import Container
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
+from concurrent import futures
 import contextlib
 import dataclasses
-import itertools
+import functools
 
 from cinder import context
 from cinder import objects
 from oslo_concurrency import lockutils
 from oslo_log import log as logging
+from oslo_utils import timeutils
 
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engine
@@ -30,6 +33,39 @@ from cinder_localstor import rows
 LOG = logging.getLogger(__name__)
 
 RunOnPeer = Callable[[str, transfer.Transfer, list[str]], None]
+
+
+def at_once(calls: Sequence[Callable[[], None]]) -> None:
+    """Do several things at the same time; returns when all have ended.
+
+    :raises Exception: one failed, the first of those that did
+    """
+    if len(calls) == 1:
+        calls[0]()
+        return
+    # Leaving it waits for all: what is undone after an error must not meet
+    # what is still being done.
+    with futures.ThreadPoolExecutor(len(calls)) as pool:
+        running = [pool.submit(call) for call in calls]
+    for future in running:
+        future.result()
+
+
+def _stages(steps: Iterable[table.Step]) -> list[list[table.Step]]:
+    """Steps, in turn, with those together that are run together.
+
+    Steps of one side that follow each other are, and a step of the other side
+    if it needs none of them.
+    """
+    stages: list[list[table.Step]] = []
+    for step in steps:
+        if stages and step.when == stages[-1][0].when and all(
+                step.side is before.side or before in step.beside
+                for before in stages[-1]):
+            stages[-1].append(step)
+        else:
+            stages.append([step])
+    return stages
 
 
 class StepRunner:
@@ -63,7 +99,12 @@ class StepRunner:
                 LOG.info('Move %(move)s of volume %(volume)s: %(step)s',
                          {'move': move.move_id, 'volume': move.volume_id,
                           'step': name})
-                self._run(steps[name], move, now.shown)
+                with timeutils.StopWatch() as watch:
+                    self._run(steps[name], move, now.shown)
+                LOG.info('Move %(move)s of volume %(volume)s: %(step)s took '
+                         '%(seconds).2f s',
+                         {'move': move.move_id, 'volume': move.volume_id,
+                          'step': name, 'seconds': watch.elapsed()})
 
     def _run(self, step: table.Step, move: transfer.Transfer, shown: bool
              ) -> None:
@@ -280,20 +321,28 @@ class Executor:
     def _run_steps(self, ctxt: context.RequestContext, move: rows.Move,
                    steps: tuple[table.Step, ...]) -> rows.Move:
         todo = [step for step in steps if not step.is_done(move)]
-        # Steps of one side that follow each other go in one request.
-        for (side, when), group in itertools.groupby(
-                todo, lambda step: (step.side, step.when)):
-            if when:
+        for stage in _stages(todo):
+            if stage[0].when:
                 facts = facts_of.Facts(move, self.look(ctxt, [move]))
-                if not all(map(facts.holds, when)):
+                if not all(map(facts.holds, stage[0].when)):
                     break
-            names = [step.name for step in group]
-            self._run(ctxt, move, side, names)
-            move = rows.record_done(ctxt, move, (*move.done, *names))
+            self._run_stage(ctxt, move, stage)
+            move = rows.record_done(ctxt, move, (
+                *move.done, *(step.name for step in stage)))
         return move
+
+    def _run_stage(self, ctxt: context.RequestContext, move: rows.Move,
+                   stage: list[table.Step]) -> None:
+        """Run the steps of each side in one request, both at the same time.
+        """
+        at_once([functools.partial(
+            self._run, ctxt, move, side,
+            [step.name for step in stage if step.side is side])
+            for side in dict.fromkeys(step.side for step in stage)])
 
     def _run(self, ctxt: context.RequestContext, move: rows.Move,
              side: table.Side, names: list[str]) -> None:
+        """Run steps of one side, wherever that is."""
         host = self._host_of(move, side)
         if host == self.host:
             self._steps.run(ctxt, move.transfer, names)

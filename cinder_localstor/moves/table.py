@@ -123,6 +123,7 @@ class _Step:
     """What steps of both sides have in common."""
 
     do: Callable[..., None]
+    beside: tuple[_Step, ...] = ()
 
     @property
     def name(self) -> str:
@@ -157,11 +158,14 @@ class DestinationStep(_Step):
     :ivar when: facts that it waits for, asked for in this order
     :ivar unused: what is done in its place as long as no guest was shown the
         destination's copy
+    :ivar beside: steps of the source before it that it does not need: it
+        may be done while they are
     """
 
     side: ClassVar = Side.DESTINATION
     do: Callable[[destination.Destination, transfer.Transfer], None]
     when: tuple[Fact, ...] = ()
+    beside: tuple[_Step, ...] = ()
     unused: Callable[[destination.Destination, transfer.Transfer],
                      None] | None = None
 
@@ -218,8 +222,9 @@ DELETE_SOURCE = SourceStep(source.Source.delete_source,
                            when=(Fact.SOURCE_FREE,))
 
 CREATE_DESTINATION = DestinationStep(
-    destination.Destination.create_destination)
-CREATE_MAP = DestinationStep(destination.Destination.create_map)
+    destination.Destination.create_destination, beside=(EXPORT_SOURCE,))
+CREATE_MAP = DestinationStep(destination.Destination.create_map,
+                             beside=(EXPORT_SOURCE,))
 CONNECT_SOURCE = DestinationStep(destination.Destination.connect_source)
 BUILD_ENGINE = DestinationStep(destination.Destination.build_engine)
 BUILD_HANDLE = DestinationStep(destination.Destination.build_handle)

@@ -10,7 +10,11 @@ from lab import cloud as clouds
 
 
 class ChaosTest(testtools.TestCase):
-    """A short run; ``python -m lab chaos`` makes long ones."""
+    """A short run; ``python -m lab chaos`` makes long ones.
+
+    In a lab of its own: in the one of other tests volumes are wiped in part
+    only, and here what was never written must read zeros.
+    """
 
     # In which helpers die and a node loses its power
     SEED = 2

@@ -30,6 +30,7 @@ from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import engines
 from cinder_localstor.datapath import handles
 from cinder_localstor import exception
+from cinder_localstor.moves import executor
 from cinder_localstor.moves import report
 from cinder_localstor.moves import scheduler
 from cinder_localstor.moves import service
@@ -58,9 +59,15 @@ def snapshot_path(node, snapshot_id):
 
 
 class TestCase(test.TestCase):
-    """A test with a database and our options."""
+    """A test with a database and our options.
+
+    What both sides of a move do at the same time is done in turn, whatever
+    becomes of the first, so that everything happens again in the same order.
+    """
 
     data_path = 'clone'
+    # The source's part comes first.
+    source_first = True
     # Where the native helper is installed
     hydrator_on = (A, B, C)
 
@@ -77,6 +84,18 @@ class TestCase(test.TestCase):
         self.override('iscsi_target_flags', 'direct')
         self.override('volume_backend_name', 'local')
         self.override('target_ip_address', '192.0.2.1')
+        self.useFixture(fixtures.MockPatchObject(executor, 'at_once',
+                                                 self.in_turn))
+
+    def in_turn(self, calls):
+        errors = []
+        for call in calls if self.source_first else reversed(calls):
+            try:
+                call()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def share_database(self):
         """Let all threads of a test have its database.

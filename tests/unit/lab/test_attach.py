@@ -22,26 +22,28 @@ def line(seconds, step, move=MOVE):
 
 class StepsTest(base.BaseTestCase):
 
-    def test_step_takes_until_the_next_whatever_node_has_logged_it(self):
+    def test_steps_and_all_of_them_whatever_node_has_logged_it(self):
         self.assertEqual(
             {'export_source': 4.5, 'create_destination': 1.25,
-             'build_handle': 0.5},
+             'preparing': 6.25},
             attach.steps([
                 line(8, 'export_source'), 'anything else',
-                line(13.75, 'build_handle'),
+                line(12.5, 'export_source took 4.50 s'),
                 line(14.25, 'preparing -> migrating'),
-                line(12.5, 'create_destination')]))
+                line(8.5, 'create_destination'),
+                line(9.75, 'create_destination took 1.25 s')]))
 
     def test_what_comes_after_it_is_prepared_does_not_count(self):
-        self.assertEqual({'build_handle': 1}, attach.steps([
-            line(1, 'build_handle'), line(2, 'preparing -> migrating'),
-            line(9, 'seal_source'), line(30, 'migrating -> completing')]))
+        self.assertEqual({'build_handle': 1, 'preparing': 2}, attach.steps([
+            line(1, 'build_handle'), line(2, 'build_handle took 1.00 s'),
+            line(3, 'preparing -> migrating'),
+            line(9, 'seal_source'), line(10, 'seal_source took 1.00 s'),
+            line(30, 'migrating -> completing')]))
 
     def test_median_of_several_moves(self):
         self.assertEqual({'build_handle': 2}, attach.steps([
-            line(1, 'build_handle'), line(2, 'preparing -> migrating'),
-            line(1, 'build_handle', OTHER),
-            line(4, 'preparing -> migrating', OTHER)]))
+            line(1, 'build_handle took 1.00 s'),
+            line(1, 'build_handle took 3.00 s', OTHER)]))
 
 
 class FiguresTest(base.BaseTestCase):
@@ -57,7 +59,7 @@ class FiguresTest(base.BaseTestCase):
             [attach.Attached('local', attach.OTHER, 2, 0.5),
              attach.Attached(compare.THEIRS, attach.OTHER, 4, 6)],
             [attach.Storm('local', [3, 4], ['no time'])],
-            [line(1, 'build_handle'), line(2, 'preparing -> migrating')],
+            [line(1, 'build_handle took 1.00 s')],
             consoles.Console(file=out, width=120))
 
         rows = [[word.strip() for word in row.split('│')]

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import threading
+import time
 from unittest import mock
+
+import ddt
 
 from cinder_localstor.datapath import source
 from cinder_localstor import exception
@@ -9,6 +13,61 @@ from cinder_localstor.moves import table
 from cinder_localstor.node import simulated
 from cinder_localstor import rows
 from tests.unit import base
+
+
+# Seconds
+PATIENCE = 10
+A_WHILE = 0.1
+
+# Of the module, which tests of moves replace
+AT_ONCE = executor.at_once
+
+
+class SidesTest(base.TestCase):
+
+    def test_calls_overlap(self):
+        barrier = threading.Barrier(2, timeout=PATIENCE)
+        AT_ONCE([barrier.wait, barrier.wait])
+
+    def test_error_of_one_is_told_when_the_others_have_ended(self):
+        ended = []
+
+        def fail():
+            raise exception.LocalStorException(reason='first')
+
+        def end():
+            time.sleep(A_WHILE)
+            ended.append(True)
+
+        for calls in [fail, end], [end, fail]:
+            self.assertRaisesRegex(exception.LocalStorException, 'first',
+                                   AT_ONCE, calls)
+        self.assertEqual([True, True], ended)
+
+
+@ddt.ddt
+class StagesTest(base.TestCase):
+
+    @ddt.data(*table.TABLE)
+    def test_every_step_is_in_one_stage_and_in_turn(self, state):
+        steps = table.TABLE[state].steps
+        stages = executor._stages(steps)
+        self.assertEqual(list(steps), sum(stages, []))
+        for stage in stages:
+            self.assertEqual(1, len({step.when for step in stage}))
+
+    def test_destination_is_made_while_its_source_is_exported(self):
+        self.assertEqual(
+            [[table.EXPORT_SOURCE, table.CREATE_DESTINATION,
+              table.CREATE_MAP],
+             [table.CONNECT_SOURCE, table.BUILD_ENGINE, table.BUILD_HANDLE]],
+            executor._stages(table.TABLE[table.State.PREPARING].steps))
+
+    def test_nothing_else_is_done_beside_something(self):
+        for state, rules in table.TABLE.items():
+            if state is not table.State.PREPARING:
+                for stage in executor._stages(rules.steps):
+                    self.assertEqual(1, len({step.side for step in stage}))
 
 
 class ExecutorTest(base.TestCase):
@@ -83,16 +142,16 @@ class ExecutorTest(base.TestCase):
             self.ctxt, move.transfer, ['export_source'])
         self.assertEqual(set(), self.cloud.nodes[base.A].target.exported())
 
-    def test_steps_of_one_side_are_one_request(self):
+    def test_steps_of_a_stage_are_one_request(self):
         asked = []
         peers = self.cloud.movers[base.A]._peers
         run = peers.run
         peers.run = lambda peer, move, steps, patient=True: (
             asked.append(steps), run(peer, move, steps, patient))
         self.begun()
-        self.assertEqual([['create_destination', 'create_map',
-                           'connect_source', 'build_engine',
-                           'build_handle']], asked)
+        self.assertEqual([
+            ['create_destination', 'create_map'],
+            ['connect_source', 'build_engine', 'build_handle']], asked)
 
     def test_map_is_settled_before_the_source_may_go(self):
         move = self.begun()

@@ -1241,6 +1241,11 @@ class HydratorFaultTest(FaultTest):
     data_path = 'hydrator'
 
 
+class DestinationFirstFaultTest(FaultTest):
+
+    source_first = False
+
+
 class BusyDeleteTest(MoverTestCase):
 
     def test_delete_while_the_move_is_being_prepared(self):
