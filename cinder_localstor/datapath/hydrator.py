@@ -86,6 +86,7 @@ class HydratorEngine(engine.Engine):
                 minimum=(configuration.localstor_hydration_min_rate
                          * units.Mi),
                 source_timeout=configuration.localstor_source_timeout,
+                poll_time=configuration.localstor_poll_time,
                 verify=configuration.localstor_verify))
         name = self.node_name(move.destination_name)
         table = [interface.Segment(0, move.size // interface.SECTOR,

@@ -83,6 +83,8 @@ class ProcessHydrators(interface.Hydrators):
             arguments += ['--verify', hydrator.verify]
         if hydrator.source_timeout:
             arguments += ['--source-timeout', str(hydrator.source_timeout)]
+        if hydrator.poll_time:
+            arguments += ['--poll', str(hydrator.poll_time)]
         return self._command.start_hydrator(copy, arguments).strip()
 
     def status(self, copy: str) -> interface.HydratorStatus | None:

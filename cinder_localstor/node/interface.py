@@ -614,6 +614,8 @@ class Hydrator:
         before it fails; 0 for ever
     :ivar verify: how much of what it copies it compares with the source:
         `off`, `sample` or `full`
+    :ivar poll_time: microseconds that it looks for what is next before it
+        sleeps; 0 to sleep at once
     """
 
     move_id: str
@@ -625,6 +627,7 @@ class Hydrator:
     minimum: int
     source_timeout: int
     verify: str
+    poll_time: int
 
 
 @dataclasses.dataclass(frozen=True)

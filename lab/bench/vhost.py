@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vhost-user-blk beside qemu-storage-daemon, on the machine itself.
 
-No server polls, each serves one queue, and the guest is the same for all.
+No server polls but the one that says so, each serves one queue, and the guest
+is the same for all.
 """
 
 from collections.abc import Callable
@@ -29,6 +30,8 @@ _SIZE = 256 * _MIB
 _METADATA = 4 * _MIB
 # Seconds
 _PATIENCE = 60
+# Microseconds
+_POLL_TIME = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +75,10 @@ def _helper(place: pathlib.Path) -> native.Command:
     _write(place / 'metadata', bytes(_MIB), _METADATA // _MIB)
     shutil.rmtree(place / 'runtime', ignore_errors=True)
     return native.helper(place, 'vhost-user-blk')
+
+
+def _polling(place: pathlib.Path) -> native.Command:
+    return [*_helper(place), '--poll', str(_POLL_TIME)]
 
 
 def _qemu(place: pathlib.Path, disk: str) -> native.Command:
@@ -120,6 +127,8 @@ SERVERS = (
     Server('qemu-file', 'QEMU, file', None, _file_of_qemu),
     Server('vhost-settled', 'helper, settled', 'qemu-file', _helper,
            'runtime/vhost', copied=True),
+    Server('vhost-polling', 'helper, settled, polling', 'qemu-file',
+           _polling, 'runtime/vhost', copied=True),
     Server('vhost-remote', 'helper, remote', 'qemu-file', _helper,
            'runtime/vhost', once=True),
 )

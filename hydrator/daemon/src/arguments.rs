@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 /// The longest pause, in seconds: a guest waits for its end.
 pub const LONGEST_PAUSE: u64 = 60;
 
+/// The longest that a processor is kept busy for nothing, in microseconds.
+pub const LONGEST_POLL: u64 = 1000;
+
 /// Serves a volume while its data moves to this node.
 ///
 /// One process serves one moving volume. It shows a block device whose writes
@@ -264,6 +267,11 @@ pub struct Settings {
     /// Fail reads that have waited so long for the source; never if not given
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub source_timeout: Option<Duration>,
+    /// Look for so long whether something has happened before going to sleep, 0
+    /// to 1000, while requests come that fast: answers are sooner, and a
+    /// processor is busy meanwhile. Nothing with a single processor
+    #[arg(long, value_name = "MICROSECONDS", value_parser = microseconds, default_value = "0")]
+    pub poll: Duration,
 }
 
 /// A move's id.
@@ -323,6 +331,15 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .map_err(|_| format!("\"{text}\" is no number of seconds"))
 }
 
+fn microseconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(number @ 0..=LONGEST_POLL) => Ok(Duration::from_micros(number)),
+        _ => Err(format!(
+            "\"{text}\" is no number of microseconds from 0 to {LONGEST_POLL}"
+        )),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -340,6 +357,14 @@ mod tests {
         assert_eq!(move_id(&text.replace('-', "")).unwrap().to_string(), text);
         for wrong in ["", "a6f07385", &text.replace('a', "x"), &format!("{text}0")] {
             assert!(move_id(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn no_processor_is_busy_for_long() {
+        assert_eq!(microseconds("20"), Ok(Duration::from_micros(20)));
+        for wrong in ["", "1001", "-1", "20us"] {
+            assert!(microseconds(wrong).is_err(), "{wrong}");
         }
     }
 

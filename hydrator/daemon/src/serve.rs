@@ -132,6 +132,9 @@ impl Server {
         let runtime = Runtime::open(&settings.runtime)?;
         let marks = Marks::open(settings.marks.as_deref(), &settings.runtime)?;
         let mut ring = Ring::new(1024, false).context("cannot make a ring (io_uring)")?;
+        if !settings.poll.is_zero() {
+            ring.poll(settings.poll);
+        }
         let disks = open_disks(settings, &mut ring)?;
         let config = configure(settings, &disks)?;
         let geometry = Geometry {

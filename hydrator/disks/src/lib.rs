@@ -10,6 +10,7 @@ mod cover;
 mod discarder;
 mod disk;
 mod memory;
+mod polling;
 mod ring;
 
 pub use cover::Cover;

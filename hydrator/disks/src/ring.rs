@@ -3,14 +3,16 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::num::NonZero;
 use std::os::fd::{AsRawFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io_uring::register::Restriction;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use tracing::{debug, warn};
 
 use crate::memory::Span;
+use crate::polling::Polling;
 
 /// Files that can be registered; a hydrator has three disks and a frontend.
 const FILES: u32 = 16;
@@ -106,6 +108,8 @@ pub struct Ring {
     registered: Option<(usize, usize)>,
     files: Vec<RawFd>,
     fixed_files: bool,
+    // None where the ring does not tell that something has completed.
+    polling: Option<Polling>,
 }
 
 impl Ring {
@@ -139,6 +143,10 @@ impl Ring {
         };
         Ok(Ring {
             backlog: VecDeque::with_capacity(entries as usize),
+            polling: ring
+                .params()
+                .is_setup_single_issuer()
+                .then(Polling::default),
             ring,
             registered: None,
             files: Vec::new(),
@@ -149,10 +157,11 @@ impl Ring {
     fn build(entries: u32, movable: bool) -> io::Result<IoUring> {
         if !movable {
             // Completions are prepared only when we ask for them: one thread,
-            // no interrupts (Linux 6.1).
+            // no interrupts (Linux 6.1). A flag tells that there are some.
             let fast = IoUring::builder()
                 .setup_single_issuer()
                 .setup_defer_taskrun()
+                .setup_taskrun_flag()
                 .setup_cqsize(entries * 4)
                 .setup_r_disabled()
                 .build(entries);
@@ -244,10 +253,58 @@ impl Ring {
         unsafe { self.push(entry, token) };
     }
 
+    /// Has [`Ring::wait`] look for completions for so long before it sleeps, as
+    /// long as waits are that short; zero never looks.
+    ///
+    /// The processor does nothing else meanwhile, so with a single one it is
+    /// left alone; so it is with a kernel before 6.1.
+    pub fn poll(&mut self, limit: Duration) {
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+        match &mut self.polling {
+            Some(polling) if processors > 1 => *polling = Polling::new(limit),
+            _ => warn!("this process sleeps whenever it waits: one processor, or an old kernel"),
+        }
+    }
+
     /// Submits what was pushed and waits until something has completed, or
     /// `timeout` is over, or a signal came. Zero does not wait.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.refill()?;
+        let limit = match &self.polling {
+            Some(polling) if self.ring.completion().is_empty() => {
+                timeout.unwrap_or(Duration::MAX).min(polling.limit())
+            }
+            _ => Duration::ZERO,
+        };
+        if limit.is_zero() {
+            return self.sleep(timeout);
+        }
+        let start = Instant::now();
+        let looks = self.polling.as_ref().is_some_and(Polling::pays);
+        if looks {
+            self.look(start, limit)?;
+        }
+        self.sleep(timeout)?;
+        if let Some(polling) = &mut self.polling {
+            polling.note(start.elapsed(), looks);
+        }
+        Ok(())
+    }
+
+    /// Submits what was pushed, and looks whether something has completed until
+    /// it has or `limit` is over since `start`.
+    fn look(&mut self, start: Instant, limit: Duration) -> io::Result<()> {
+        Ring::tolerate(self.ring.submit())?;
+        while self.ring.completion().is_empty() && !self.ring.submission().taskrun() {
+            if start.elapsed() >= limit {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    fn sleep(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let ready = !self.ring.completion().is_empty();
         let wanted = usize::from(!ready);
         let result = match timeout {
@@ -260,6 +317,10 @@ impl Ring {
             }
             _ => self.ring.submitter().submit_and_wait(wanted),
         };
+        Ring::tolerate(result)
+    }
+
+    fn tolerate(result: io::Result<usize>) -> io::Result<()> {
         match result {
             Ok(_) => Ok(()),
             Err(error) => match error.raw_os_error() {
@@ -378,6 +439,42 @@ mod tests {
         let mut ring = Ring::new(8, false).unwrap();
         ring.wait(Some(Duration::from_millis(1))).unwrap();
         assert!(ring.next_event().is_none());
+    }
+
+    #[test]
+    fn who_looks_first_sees_what_completes_then_and_later() {
+        let (reader, writer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut ring = Ring::new(8, false).unwrap();
+        ring.poll(Duration::from_millis(20));
+        for round in 0..40 {
+            let poll = opcode::PollAdd::new(types::Fd(reader.as_raw_fd()), libc::POLLIN as u32);
+            // SAFETY: a poll points to no memory.
+            unsafe { ring.push(poll.build(), Token::new(Owner::Control, round)) };
+            let other = std::thread::spawn({
+                let mut writer = writer.try_clone().unwrap();
+                move || {
+                    std::thread::sleep(Duration::from_millis(round));
+                    io::Write::write_all(&mut writer, b"x").unwrap();
+                }
+            });
+            ring.wait(Some(Duration::from_secs(10))).unwrap();
+            assert_eq!(ring.next_event().map(|event| event.token.detail()), Some(round));
+            other.join().unwrap();
+            let mut reader = &reader;
+            io::Read::read_exact(&mut reader, &mut [0]).unwrap();
+        }
+    }
+
+    #[test]
+    fn who_looks_first_ends_after_the_timeout() {
+        let mut ring = Ring::new(8, false).unwrap();
+        ring.poll(Duration::from_secs(5));
+        let start = Instant::now();
+        for _ in 0..16 {
+            ring.wait(Some(Duration::from_millis(1))).unwrap();
+            assert!(ring.next_event().is_none());
+        }
+        assert!(start.elapsed() < Duration::from_secs(5));
     }
 
     #[test]

@@ -29,7 +29,8 @@ def configuration(data_path='clone', **more):
     """Options as a destination reads them."""
     return types.SimpleNamespace(**{
         'localstor_data_path': data_path, 'localstor_hydration_min_rate': 10,
-        'localstor_source_timeout': 0, 'localstor_verify': 'off', **more})
+        'localstor_source_timeout': 0, 'localstor_verify': 'off',
+        'localstor_poll_time': 0, **more})
 
 
 class DestinationTestCase(unittest.TestCase):

@@ -40,7 +40,7 @@ class HydratorEngineTest(unittest.TestCase):
         self.engine = hydrator.HydratorEngine(
             self.node, test_destination.configuration(
                 localstor_hydration_min_rate=7, localstor_source_timeout=30,
-                localstor_verify='sample'))
+                localstor_verify='sample', localstor_poll_time=20))
         self.move = dataclasses.replace(test_transfer.TRANSFER,
                                         engine='hydrator')
         self.node.volumes.create('volume-m', units.Gi, frozenset())
@@ -64,7 +64,7 @@ class HydratorEngineTest(unittest.TestCase):
             move_id='m', data='/dev/group/volume-m',
             metadata='/dev/group/volume-m-regions', source=SOURCE,
             size=units.Gi, zeroed=False, minimum=7 * units.Mi,
-            source_timeout=30, verify='sample'))
+            source_timeout=30, verify='sample', poll_time=20))
 
     def test_without_metadata_nothing_is_built(self):
         with self.assertRaises(exception.MetadataMissing) as caught:

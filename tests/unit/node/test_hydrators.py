@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import dataclasses
 import json
 import unittest
 from unittest import mock
@@ -15,7 +16,7 @@ from tests.unit.node import fakes
 HYDRATOR = interface.Hydrator(
     move_id='m', data='/dev/g/v', metadata='/dev/g/v-regions',
     source='/dev/mapper/v-source', size=1 << 30, zeroed=False, minimum=10,
-    source_timeout=0, verify='off')
+    source_timeout=0, verify='off', poll_time=0)
 
 
 class Commands(fakes.FakeCommands):
@@ -92,6 +93,10 @@ class RunTest(HydratorsTestCase):
         self.hydrators.start('v', interface.Hydrator(
             **{**vars(HYDRATOR), 'zeroed': True, 'source_timeout': 30}))
         self.assertIn('--zeroed --source-timeout 30', self.command.ran[0])
+
+    def test_helper_that_looks_before_it_sleeps(self):
+        self.hydrators.start('v', dataclasses.replace(HYDRATOR, poll_time=20))
+        self.assertIn('--minimum 10 --poll 20', self.command.ran[0])
 
     @ddt.data(None, 9)
     def test_status(self, limit):

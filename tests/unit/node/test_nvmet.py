@@ -23,6 +23,7 @@ from tests.unit.node import fakes
 MOVE = '6f9619ff-8b86-4d01-b42d-00cf4fc964ff'
 OTHER = '6f9619ff-8b86-4d01-b42d-00cf4fc964fe'
 DEVICE = '/dev/mapper/v-handle'
+TABLE = '0 2048 linear 253:1 0\n2048 8 linear 253:2 0\n'
 FOREIGN = 'nqn.2014-08.org.nvmexpress:somebody'
 
 # What the kernel puts into a directory that is made in one of these
@@ -136,8 +137,7 @@ class NvmetTestCase(base.TestCase):
         self.override('target_ip_address', '192.0.2.1')
         self.configfs = Configfs(self)
         self.command = fakes.FakeCommands()
-        self.command.answer('dmsetup table v-handle',
-                            '0 2048 linear 253:1 0\n2048 8 linear 253:2 0\n')
+        self.command.answer('dmsetup table v-handle', TABLE)
         # In one order with what configfs is asked
         self.command.ran = self.configfs.done
         self.target = targets.NvmeSourceTarget(
@@ -282,6 +282,47 @@ class ExportTest(NvmetTestCase):
             self.configfs.failing = None
             self.export()
             self.assertEqual({MOVE}, self.target.exported(), call)
+
+    def test_export_whose_guard_could_not_be_put_is_made_anew(self):
+        self.export()
+        calls = [line for line in self.configfs.done
+                 if line.startswith('dmsetup')]
+        self.assertEqual(
+            ['table', 'create', 'load', 'resume'],
+            [line.split()[1] for line in calls])
+        self.devices_of_guards()
+        for call in calls:
+            self.target.unexport(MOVE)
+            self.command.fail(call, 'no memory')
+            self.assertRaises(exception.CommandFailed, self.export)
+            # Whoever would be let in could write the source.
+            self.assertEqual(set(), self.target.exported(), call)
+            self.command.answer(call, TABLE if call == calls[0] else '')
+            del self.configfs.done[:]
+            self.export()
+            self.assertEqual({MOVE}, self.target.exported(), call)
+            if call != calls[0]:
+                self.assertIn('dmsetup remove %s-guard' % MOVE,
+                              self.configfs.done, call)
+
+    def devices_of_guards(self):
+        """Let a guard's device be there when dmsetup has been asked for it.
+        """
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        guard = os.path.join(folder, MOVE + '-guard')
+        reply = self.command.reply
+
+        def made(line):
+            if line.startswith('dmsetup create'):
+                open(guard, 'w').close()
+            elif line.startswith('dmsetup remove') and os.path.exists(guard):
+                os.remove(guard)
+            return reply(line)
+
+        self.command.reply = made
+        self.patch('cinder_localstor.node.dmsetup.DmsetupDeviceMapper.path',
+                   lambda _mapper, name: os.path.join(folder, name))
 
     def test_unexport_that_was_broken_off_anywhere_goes_on(self):
         self.export()
