@@ -91,6 +91,14 @@ class NotEnoughSpace(LocalStorException):
                 "extend the group with 'vgextend', a pool with 'lvextend'.")
 
 
+class MetadataAreaFull(NotEnoughSpace):
+    message = _("LVM's metadata area of volume group '%(group)s' on %(host)s "
+                "has no room for '%(name)s': %(reason)s. Delete volumes, or "
+                "add a disk with a larger area ('pvcreate --metadatasize "
+                "64m', then 'vgextend') and let LVM use that alone "
+                "('pvchange --metadataignore y' for the others).")
+
+
 class SnapshotsLeft(LocalStorException):
     message = _("Logical volume '%(group)s/%(name)s' stays: %(snapshots)s "
                 "would be lost with it, as thick snapshots of it. Delete "

@@ -55,6 +55,11 @@ RECORD = 16
 # an origin, mirrored and RAID ones, thin ones, and snapshots. To remove a
 # cached one would remove an operator's cache.
 FIT = '-omMrRVs'
+# What LVM says when what it has to note of a group does not fit into its
+# metadata area any more (_vg_write_raw in lib/format_text/format-text.c).
+NO_ROOM_FOR_METADATA = 'too large for circular buffer'
+# The share of the room for metadata below which an operator should know
+SCARCE = 0.2
 # dmeventd extends snapshots that fill up. Ours can't, and to start it takes
 # longer than all the rest.
 UNMONITORED = ('--config', 'activation { monitoring = 0 }')
@@ -211,7 +216,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
     def check(self) -> None:
         self.resume_abandoned()
         try:
-            self._group()
+            self._warn_of_scarce_metadata(self._group())
         except exception.CommandTimedOut:
             raise
         except exception.CommandFailed as error:
@@ -293,11 +298,22 @@ class LVMVolumeGroup(interface.VolumeGroup):
     def _group(self) -> dict[str, str]:
         text = self._run(
             'vgs', '--reportformat', 'json', '--units', 'b', '--nosuffix',
-            '--options', 'vg_size,vg_free,vg_extent_size', self.name)
+            '--options', 'vg_size,vg_free,vg_mda_size,vg_mda_free', self.name)
         rows = parse_report(text, 'vg', 'vgs')
         if len(rows) != 1:
             raise exception.OutputNotUnderstood(line=text, command='vgs')
         return rows[0]
+
+    def _warn_of_scarce_metadata(self, group: dict[str, str]) -> None:
+        # The area holds the metadata twice: as they are, and as they are
+        # just being written.
+        room, free = int(group['vg_mda_size']) // 2, int(group['vg_mda_free'])
+        if free < room * SCARCE:
+            LOG.warning("LVM's metadata area of volume group %(group)s has "
+                        '%(free)d of %(room)d KiB left, and each volume '
+                        'takes about one. See pvcreate(8), --metadatasize',
+                        {'group': self.name, 'free': free // units.Ki,
+                         'room': room // units.Ki})
 
     def _report(self) -> dict[str, dict[str, Any]]:
         return parse_logical_volumes(self._run(
@@ -543,6 +559,10 @@ class LVMVolumeGroup(interface.VolumeGroup):
 
     def _complain(self, error: exception.CommandFailed, name: str,
                   size: int) -> None:
+        if NO_ROOM_FOR_METADATA in str(error):
+            raise exception.MetadataAreaFull(
+                group=self.name, host=self._command.host, name=name,
+                reason=error.kwargs['reason']) from error
         if 'insufficient' in str(error).lower():
             free = self.capacity().free
             raise exception.NotEnoughSpace(

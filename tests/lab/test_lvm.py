@@ -8,6 +8,7 @@ from keystoneauth1 import exceptions
 from tests.lab import base
 
 GROUP = 'cinder-thin'
+LOCAL_GROUP = 'cinder-local'
 POOL = 'cinder--thin-cinder--thin--pool-tpool'
 LOCK = '/run/lock/lvm/V_' + GROUP
 BLOCK = 4096  # bytes
@@ -102,6 +103,50 @@ class ZeroTest(LVMTestCase):
         self.node.run(['lvchange', '--zero', 'y', '%s/%s-pool' % (GROUP,
                                                                   GROUP)])
         self.restart_cinder_volume(self.node)
+
+
+class MetadataAreaTest(LVMTestCase):
+
+    # Adds tags of so many characters, so many at a time, as long as they fit
+    FILL = '''\
+number=0
+while read length count; do
+    while :; do
+        tags=
+        for tag in $(seq $count); do
+            number=$((number + 1))
+            tags="$tags --addtag $(printf "%%0${length}d" $number)"
+        done
+        vgchange -qq $tags %s 2>/dev/null || break
+    done
+done <<END
+1000 50
+1000 5
+200 1
+END
+''' % LOCAL_GROUP
+
+    def test_full_metadata_area_is_told_with_what_to_do(self):
+        volume = self.create(node=self.nodes[1])
+        self.addCleanup(self.make_room)
+        self.node.run(['sh', '-c', self.FILL], timeout=base.PATIENCE)
+        self.assertRaises(exceptions.HttpError, self.user.attach, volume,
+                          self.node)
+        self.user.wait_for_status(volume, 'available')
+        self.assertIn('pvcreate --metadatasize', self.log_of(self.node))
+        self.restart_cinder_volume(self.node)
+        self.assertRegex(self.log_of(self.node), "metadata area of volume "
+                         'group %s has 0 of' % LOCAL_GROUP)
+        self.make_room()
+        self.attach(volume, self.node)
+
+    def make_room(self):
+        tags = self.node.run(['vgs', '--noheadings', '-o', 'vg_tags',
+                              LOCAL_GROUP]).stdout.strip()
+        if tags:
+            self.node.run(['vgchange', '-qq', *(
+                word for tag in tags.split(',')
+                for word in ('--deltag', tag)), LOCAL_GROUP])
 
 
 class SuspendedTest(LVMTestCase):

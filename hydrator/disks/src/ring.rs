@@ -458,7 +458,10 @@ mod tests {
                 }
             });
             ring.wait(Some(Duration::from_secs(10))).unwrap();
-            assert_eq!(ring.next_event().map(|event| event.token.detail()), Some(round));
+            assert_eq!(
+                ring.next_event().map(|event| event.token.detail()),
+                Some(round)
+            );
             other.join().unwrap();
             let mut reader = &reader;
             io::Read::read_exact(&mut reader, &mut [0]).unwrap();

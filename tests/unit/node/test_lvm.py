@@ -28,7 +28,9 @@ def lvs(*rows):
 
 
 def vgs(**fields):
-    return json.dumps({'report': [{'vg': [fields]}]})
+    return json.dumps({'report': [{'vg': [{
+        'vg_mda_size': str(units.Mi), 'vg_mda_free': str(units.Mi // 2),
+        **fields}]}]})
 
 
 @ddt.ddt
@@ -164,6 +166,22 @@ class ThickTest(GroupTestCase):
         error = self.assertRaises(exception.NotEnoughSpace,
                                   getattr(self.group, method), *arguments)
         for part in ('disks', 'node1', '1.00 GiB', '3.00 GiB', 'volume-1'):
+            self.assertIn(part, str(error))
+
+    @ddt.data('create', 'extend')
+    def test_full_metadata_area_is_told_with_what_to_do(self, method):
+        self.command.answer('lvs', lvs(row()))
+        for program in ('lvcreate', 'lvextend'):
+            self.command.fail(program, 'VG disks 17 metadata on /dev/sdb '
+                              '(524000 bytes) too large for circular buffer '
+                              '(1044480 bytes with 523900 used)')
+        arguments = ['volume-1', 3 * units.Gi]
+        if method == 'create':
+            arguments.append(frozenset())
+        error = self.assertRaises(exception.MetadataAreaFull,
+                                  getattr(self.group, method), *arguments)
+        for part in ('disks', 'node1', 'volume-1', '1044480 bytes',
+                     '--metadatasize'):
             self.assertIn(part, str(error))
 
     @ddt.data(('create', 'lvcreate', ('volume-1', 2 * units.Gi,
@@ -680,6 +698,20 @@ class CheckTest(GroupTestCase):
                                   self.group.check)
         for part in ('disks', 'node1', 'option volume_group'):
             self.assertIn(part, str(error))
+
+    def test_metadata_area_that_is_nearly_full_is_told(self):
+        self.command.answer('vgs', vgs(vg_mda_size=str(units.Mi),
+                                       vg_mda_free=str(100 * units.Ki)))
+        self.command.answer('vgs --reportformat json --noheadings',
+                            vgs(pv_name='/dev/null'))
+        with self.assertLogs('cinder_localstor.node.lvm') as logged:
+            self.group.check()
+        for part in ('disks', '100 of 512 KiB', '--metadatasize'):
+            self.assertIn(part, logged.output[0])
+
+    def test_metadata_area_with_room_is_no_matter(self):
+        with self.assertNoLogs('cinder_localstor.node.lvm', 'WARNING'):
+            self.group.check()
 
     def test_volumes_are_activated(self):
         self.group.check()
