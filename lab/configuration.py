@@ -107,6 +107,9 @@ def keystone(place: services.Place) -> Sections:
         'fernet_tokens': {'key_repository': keys},
         'fernet_receipts': {'key_repository': keys},
         'credential': {'key_repository': keys},
+        # With those of a real cloud most of a test's time goes into hashes:
+        # each user of Tempest's has a password.
+        'identity': {'password_hash_rounds': 4},
         # The cache lives in each process and would go stale in others.
         'cache': {'enabled': False},
         'oslo_policy': {'policy_file': place.directory / 'none.yaml'},
