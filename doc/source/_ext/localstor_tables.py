@@ -164,8 +164,14 @@ class Steps(docutils.SphinxDirective):
         """Make it."""
         return [_table((24, 16, 60), ('Step', 'On', 'What it does'), [
             ([[_literal(step.name)]], [_text(step.side.value)],
-             [_text(summary(step.do))])
+             [_text(summary(step.do)), *self._beside(step)])
             for step in steps()])]
+
+    def _beside(self, step: table.Step) -> list[list[nodes.Node]]:
+        if not step.beside:
+            return []
+        return [[nodes.Text('At the same time as '), *_literals(
+            tuple(other.name for other in step.beside))]]
 
 
 class Operations(docutils.SphinxDirective):
