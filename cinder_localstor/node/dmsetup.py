@@ -37,6 +37,11 @@ DEVICE = re.compile(r'\b\d+:\d+\b')
 # Modules that a target needs and does not load by itself
 MODULES_BESIDES = {'multipath': ('dm-round-robin',)}
 NO_DEVICES = 'No devices found'
+# dmsetup asks for the names of all nodes first, and then for each of them: one
+# that has gone in between makes it fail (ENXIO).
+GONE = 'No such device or address'
+# As often another may go while the rest is asked for.
+LOOKS = 10
 # Nodes that one command makes: the kernel takes 128 KiB as an argument.
 AT_ONCE = 250
 COLUMNS = 'name,uuid,major,minor,open,suspended,readonly'
@@ -113,15 +118,13 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
         udev.hide_devices(self._command)
 
     def devices(self) -> dict[str, interface.Device]:
-        devices, names = parse_info(self._command.run(
-            'dmsetup', 'info', '--columns', '--noheadings', '--separator',
-            '|', '--options', COLUMNS))
+        devices, names = parse_info(self._of_all(
+            'info', '--columns', '--noheadings', '--separator', '|',
+            '--options', COLUMNS))
         # --noflush: without it a clone commits its map for each question.
         status = parse_segments(
-            self._command.run('dmsetup', 'status', '--noflush'),
-            'dmsetup status')
-        tables = parse_segments(self._command.run('dmsetup', 'table'),
-                                'dmsetup table')
+            self._of_all('status', '--noflush'), 'dmsetup status')
+        tables = parse_segments(self._of_all('table'), 'dmsetup table')
         for name, device in devices.items():
             devices[name] = dataclasses.replace(
                 device, status=tuple(status.get(name, ())),
@@ -129,6 +132,16 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
                             for segment in tables.get(name, ())
                             for found in DEVICE.findall(segment.arguments)))
         return devices
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_message(match='(?s).*' + GONE),
+        stop=tenacity.stop_after_attempt(LOOKS), reraise=True)
+    def _of_all(self, *arguments: str) -> str:
+        """What a command of dmsetup says of all nodes of the host.
+
+        :raises CommandFailed: it fails, or nodes come and go all the time
+        """
+        return self._command.run('dmsetup', *arguments)
 
     def path(self, name: str) -> str:
         return '/dev/mapper/' + name

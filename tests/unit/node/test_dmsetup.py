@@ -89,6 +89,7 @@ class DmsetupTestCase(unittest.TestCase):
         self.mapper = dmsetup.DmsetupDeviceMapper(self.command)
 
 
+@ddt.ddt
 class DevicesTest(DmsetupTestCase):
 
     def setUp(self):
@@ -129,6 +130,29 @@ class DevicesTest(DmsetupTestCase):
         self.command.answer('dmsetup table', 'disks-v: 0 16 linear 8:0 0\n')
         device = self.mapper.devices()['v-handle']
         self.assertEqual(((), ()), (device.status, device.under))
+
+    @ddt.data('info', 'status', 'table')
+    def test_any_node_that_goes_while_all_are_asked_for(self, asked):
+        expected = self.mapper.devices()
+        command = 'dmsetup ' + asked
+        told = self.command.reply(command)
+        gone = exception.CommandFailed(
+            command=command, host='node1', reason='device-mapper: table '
+            'ioctl on other  failed: No such device or address\nCommand '
+            'failed.')
+        self.command.answer(command, gone, gone, told)
+        self.assertEqual(expected, self.mapper.devices())
+
+        self.command.answer(command, gone)
+        with self.assertRaisesRegex(exception.CommandFailed,
+                                    'No such device'):
+            self.mapper.devices()
+
+    def test_other_failure_is_told_at_once(self):
+        self.command.fail('dmsetup table', 'Permission denied')
+        del self.command.ran[:]
+        self.assertRaises(exception.CommandFailed, self.mapper.devices)
+        self.assertEqual(1, len(self.command.ran_of('dmsetup table')))
 
 
 class LinkTest(DmsetupTestCase):
