@@ -96,9 +96,10 @@ LOCALSTOR_OPTS = [
                default=0, min=0, max=1000,
                help='Microseconds for which a native helper looks for what a '
                     'guest or a disk does next before it sleeps, while that '
-                    'comes so fast: a guest with one request at a time gets '
-                    'its answers sooner, and a processor of this node is busy '
-                    'meanwhile. 20 suits fast disks; 0 always sleeps.'),
+                    'comes so fast. A processor of this node is busy '
+                    'meanwhile; whether a guest is answered sooner depends '
+                    'on disks and processors, so measure it. 0 always '
+                    'sleeps.'),
     cfg.IntOpt('localstor_monitor_interval',
                default=5, min=1,
                help='Seconds between two looks at the running moves.'),

@@ -268,8 +268,9 @@ pub struct Settings {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub source_timeout: Option<Duration>,
     /// Look for so long whether something has happened before going to sleep, 0
-    /// to 1000, while requests come that fast: answers are sooner, and a
-    /// processor is busy meanwhile. Nothing with a single processor
+    /// to 1000, while requests come that fast. A processor is busy meanwhile;
+    /// whether answers are sooner depends on disks and processors. Nothing with
+    /// a single processor
     #[arg(long, value_name = "MICROSECONDS", value_parser = microseconds, default_value = "0")]
     pub poll: Duration,
 }
