@@ -56,8 +56,9 @@ RECORD = 16
 # cached one would remove an operator's cache.
 FIT = '-omMrRVs'
 # What LVM says when what it has to note of a group does not fit into its
-# metadata area any more (_vg_write_raw in lib/format_text/format-text.c).
-NO_ROOM_FOR_METADATA = 'too large for circular buffer'
+# metadata area any more, since 2.03 and before (lib/format_text/format-text.c)
+NO_ROOM_FOR_METADATA = ('exceeds maximum metadata size',
+                        'too large for circular buffer')
 # The share of the room for metadata below which an operator should know
 SCARCE = 0.2
 # dmeventd extends snapshots that fill up. Ours can't, and to start it takes
@@ -559,7 +560,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
 
     def _complain(self, error: exception.CommandFailed, name: str,
                   size: int) -> None:
-        if NO_ROOM_FOR_METADATA in str(error):
+        if any(found in str(error) for found in NO_ROOM_FOR_METADATA):
             raise exception.MetadataAreaFull(
                 group=self.name, host=self._command.host, name=name,
                 reason=error.kwargs['reason']) from error

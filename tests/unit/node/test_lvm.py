@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import contextlib
+import itertools
 import json
 import os
 from unittest import mock
@@ -168,19 +169,23 @@ class ThickTest(GroupTestCase):
         for part in ('disks', 'node1', '1.00 GiB', '3.00 GiB', 'volume-1'):
             self.assertIn(part, str(error))
 
-    @ddt.data('create', 'extend')
-    def test_full_metadata_area_is_told_with_what_to_do(self, method):
+    @ddt.data(*itertools.product(
+        ('create', 'extend'),
+        ('VG disks 32 metadata on /dev/sdb (521969 bytes) exceeds maximum '
+         'metadata size (521472 bytes)\n  Failed to write VG disks.',
+         'VG disks 17 metadata on /dev/sdb (524000 bytes) too large for '
+         'circular buffer (1044480 bytes with 523900 used)')))
+    @ddt.unpack
+    def test_full_metadata_area_is_told_with_what_to_do(self, method, said):
         self.command.answer('lvs', lvs(row()))
         for program in ('lvcreate', 'lvextend'):
-            self.command.fail(program, 'VG disks 17 metadata on /dev/sdb '
-                              '(524000 bytes) too large for circular buffer '
-                              '(1044480 bytes with 523900 used)')
+            self.command.fail(program, said)
         arguments = ['volume-1', 3 * units.Gi]
         if method == 'create':
             arguments.append(frozenset())
         error = self.assertRaises(exception.MetadataAreaFull,
                                   getattr(self.group, method), *arguments)
-        for part in ('disks', 'node1', 'volume-1', '1044480 bytes',
+        for part in ('disks', 'node1', 'volume-1', '/dev/sdb',
                      '--metadatasize'):
             self.assertIn(part, str(error))
 
