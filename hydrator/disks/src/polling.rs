@@ -7,7 +7,7 @@ use std::time::Duration;
 /// hardly more. Who looks again and again in place of that has a processor for
 /// himself meanwhile. So it is done for `limit` at most, and only while waits
 /// are that short: at least half of the last eight.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Polling {
     limit: Duration,
     // One bit for each of the last eight waits: whether it was short.
@@ -15,7 +15,7 @@ pub(crate) struct Polling {
 }
 
 impl Polling {
-    /// Waits that begin by looking for `limit`; zero never looks.
+    /// Waits that begin by looking for `limit`.
     pub(crate) fn new(limit: Duration) -> Polling {
         Polling { limit, short: 0 }
     }

@@ -108,7 +108,6 @@ pub struct Ring {
     registered: Option<(usize, usize)>,
     files: Vec<RawFd>,
     fixed_files: bool,
-    // None where the ring does not tell that something has completed.
     polling: Option<Polling>,
 }
 
@@ -143,10 +142,7 @@ impl Ring {
         };
         Ok(Ring {
             backlog: VecDeque::with_capacity(entries as usize),
-            polling: ring
-                .params()
-                .is_setup_single_issuer()
-                .then(Polling::default),
+            polling: None,
             ring,
             registered: None,
             files: Vec::new(),
@@ -248,21 +244,27 @@ impl Ring {
     /// Completes after a second, with [`PAUSED`]: for what has failed and would
     /// fail again at once.
     pub fn pause(&mut self, token: Token) {
-        let entry = opcode::Timeout::new(&raw const PAUSE).build();
+        self.pause_for(&PAUSE, token);
+    }
+
+    fn pause_for(&mut self, time: &'static types::Timespec, token: Token) {
+        let entry = opcode::Timeout::new(time).build();
         // SAFETY: the time is never changed, and there as long as the process.
         unsafe { self.push(entry, token) };
     }
 
     /// Has [`Ring::wait`] look for completions for so long before it sleeps, as
-    /// long as waits are that short; zero never looks.
+    /// long as waits are that short.
     ///
     /// The processor does nothing else meanwhile, so with a single one it is
     /// left alone; so it is with a kernel before 6.1.
     pub fn poll(&mut self, limit: Duration) {
         let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
-        match &mut self.polling {
-            Some(polling) if processors > 1 => *polling = Polling::new(limit),
-            _ => warn!("this process sleeps whenever it waits: one processor, or an old kernel"),
+        // Only the faster mode tells that something has completed.
+        if processors > 1 && self.ring.params().is_setup_single_issuer() {
+            self.polling = Some(Polling::new(limit));
+        } else {
+            warn!("this process sleeps whenever it waits: one processor, or an old kernel");
         }
     }
 
@@ -270,17 +272,15 @@ impl Ring {
     /// `timeout` is over, or a signal came. Zero does not wait.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.refill()?;
-        let limit = match &self.polling {
-            Some(polling) if self.ring.completion().is_empty() => {
-                timeout.unwrap_or(Duration::MAX).min(polling.limit())
-            }
-            _ => Duration::ZERO,
+        let Some(polling) = &self.polling else {
+            return self.sleep(timeout);
         };
-        if limit.is_zero() {
+        let (looks, limit) = (polling.pays(), polling.limit());
+        let limit = timeout.unwrap_or(Duration::MAX).min(limit);
+        if limit.is_zero() || !self.ring.completion().is_empty() {
             return self.sleep(timeout);
         }
         let start = Instant::now();
-        let looks = self.polling.as_ref().is_some_and(Polling::pays);
         if looks {
             self.look(start, limit)?;
         }
@@ -394,6 +394,8 @@ impl AsRawFd for Ring {
 mod tests {
     use super::*;
 
+    static SHORT_PAUSE: types::Timespec = types::Timespec::new().nsec(2_000_000);
+
     #[test]
     fn a_token_keeps_owner_and_detail() {
         let token = Token::new(Owner::Frontend, 0x00ab_cdef_0123_4567);
@@ -466,6 +468,23 @@ mod tests {
             let mut reader = &reader;
             io::Read::read_exact(&mut reader, &mut [0]).unwrap();
         }
+    }
+
+    #[test]
+    fn who_looks_first_ends_when_something_completes() {
+        const LIMIT: Duration = Duration::from_secs(5);
+        let mut ring = Ring::new(8, false).unwrap();
+        ring.poll(LIMIT);
+        let start = Instant::now();
+        for detail in 0..16 {
+            ring.pause_for(&SHORT_PAUSE, Token::new(Owner::Control, detail));
+            ring.wait(None).unwrap();
+            assert_eq!(
+                ring.next_event().map(|event| event.token.detail()),
+                Some(detail)
+            );
+        }
+        assert!(start.elapsed() < LIMIT);
     }
 
     #[test]

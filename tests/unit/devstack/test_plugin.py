@@ -25,8 +25,8 @@ from tests.unit.devstack import machine
 LIBRARY = machine.REPOSITORY / 'devstack' / 'lib' / 'localstor'
 GROUP = 'stack-volumes-local'
 CONTROLLER = 'ENABLED_SERVICES=key,n-cpu,c-api,c-sch,tempest\n'
-NVMET = 'sys/kernel/config/nvmet'
 COMPUTE = 'ENABLED_SERVICES=n-cpu\n'
+NVMET = 'sys/kernel/config/nvmet'
 
 
 class PluginTestCase(base.BaseTestCase):
