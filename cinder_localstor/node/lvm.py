@@ -312,7 +312,8 @@ class LVMVolumeGroup(interface.VolumeGroup):
         if free < room * SCARCE:
             LOG.warning("LVM's metadata area of volume group %(group)s has "
                         '%(free)d of %(room)d KiB left, and each volume '
-                        'takes about one. See pvcreate(8), --metadatasize',
+                        'takes about half a KiB. See pvcreate(8), '
+                        '--metadatasize',
                         {'group': self.name, 'free': free // units.Ki,
                          'room': room // units.Ki})
 
