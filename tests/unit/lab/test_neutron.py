@@ -11,6 +11,12 @@ from lab import neutron
 @ddt.ddt
 class NeutronTest(base.BaseTestCase):
 
+    def test_a_project_may_have_any_number_of_ports(self):
+        [body] = neutron.application(
+            {'PATH_INFO': '/v2.0/quotas/a-project'}, lambda *_start: None)
+
+        self.assertEqual({'quota': {'port': -1}}, json.loads(body))
+
     @ddt.data(('/v2.0/ports', 'ports'), ('/v2.0/ports.json', 'ports'),
               ('/v2.0/security-groups', 'security_groups'))
     @ddt.unpack
