@@ -131,9 +131,10 @@ def _nova_compute(place: services.Place) -> configuration.Sections:
             'compute_driver': 'libvirt.LibvirtDriver',
             'state_path': STATE,
             # A node's one CPU translates what its guests run, and shares its
-            # memory among them.
+            # memory among them.  Their disks are holes, but for a small image.
             'initial_cpu_allocation_ratio': 16,
             'initial_ram_allocation_ratio': 4,
+            'initial_disk_allocation_ratio': 16,
             'reserved_host_memory_mb': 0,
             'resume_guests_state_on_host_boot': True,
             # Seconds that a guest has to end

@@ -33,6 +33,7 @@ from lab import leftovers
 from lab import parts
 from lab import services
 from lab import sizes
+from lab import user as users
 
 # Whom the others are compared with: Cinder's own driver
 REFERENCE = 'lvm'
@@ -49,6 +50,8 @@ _IMAGE_SIZE = 1 << 20
 # MiB of the two flavors; an instance that boots from an image needs a disk
 _FLAVORS = {'tempest': 128, 'tempest-larger': 160}
 _FLAVOR_DISK = 1  # GiB
+# The type of volumes that several instances have
+_SHARED = 'tempest-shared'
 # What the lab has instead of ssh
 _SHELL = pathlib.Path(__file__).with_name('shell.py')
 PASSED, FAILED, SKIPPED = 'passed', 'failed', 'skipped'
@@ -162,6 +165,8 @@ def settings(cloud: clouds.Cloud, backend: str, directory: pathlib.Path,
         'volume': {'catalog_type': 'volumev3',
                    'min_microversion': '3.0', 'max_microversion': 'latest',
                    'volume_type': backend,
+                   **({'volume_type_multiattach': _SHARED}
+                      if suites.instances else {}),
                    'backend_names': f'{backend},{partner}',
                    'backup_driver': 'posix',
                    'build_timeout': _BUILD_TIMEOUT},
@@ -200,7 +205,7 @@ def judge(cloud: clouds.Cloud, backend: str, results: pathlib.Path,
     shutil.rmtree(directory, ignore_errors=True)
     (directory / 'locks').mkdir(parents=True)
     before = leftovers.everything(cloud)
-    image = (_prepare_instances(cloud) if suites.instances
+    image = (_prepare_instances(cloud, backend) if suites.instances
              else _upload_image(cloud))
     config = directory / 'tempest.conf'
     config.write_text(services.render_ini(
@@ -229,8 +234,10 @@ def _upload_image(cloud: clouds.Cloud) -> str:
     return image
 
 
-def _prepare_instances(cloud: clouds.Cloud) -> str:
-    """Make flavors, and find the image of the lab's own guest."""
+def _prepare_instances(cloud: clouds.Cloud, backend: str) -> str:
+    """Make flavors and a type, and find the image of the lab's own guest."""
+    users.User(cloud).make_type(_SHARED, volume_backend_name=backend,
+                                multiattach='<is> True')
     for name, memory in _FLAVORS.items():
         cloud.compute_api.post('/flavors', json={'flavor': {
             'id': name, 'name': name, 'ram': memory, 'vcpus': 1,
