@@ -374,16 +374,20 @@ class Handles:
 
     def _make_missing(self, volumes: list[interface.LogicalVolume],
                       failures: dict[str, Exception]) -> None:
-        """All at once, or one by one when any of them is in the way."""
+        """All at once, and one by one what is missing then, because any of
+        them was in the way.
+        """
         try:
             self._node.device_mapper.create_all([interface.NewNode(
                 handle_name(volume.name), tuple(self._table(volume, None)),
                 self._is_sealed(volume)) for volume in volumes])
         except exception.LocalStorException as error:
             LOG.warning('Handles are made one by one: %s', error)
+            devices = self._node.device_mapper.devices()
             for volume in volumes:
                 with self._tell_failure(volume.name, failures):
-                    self._load(volume)
+                    if not self._is_right(volume, devices):
+                        self._load(volume)
 
     @staticmethod
     @contextlib.contextmanager
@@ -427,8 +431,10 @@ class Handles:
 
     def _is_right(self, volume: interface.LogicalVolume,
                   devices: dict[str, interface.Device]) -> bool:
-        device = devices[handle_name(volume.name)]
-        return (device.under == (self._node.volumes.mapped_name(volume.name),)
+        device = devices.get(handle_name(volume.name))
+        return (device is not None
+                and device.under == (
+                    self._node.volumes.mapped_name(volume.name),)
                 and device.read_only == self._is_sealed(volume))
 
     @staticmethod

@@ -42,8 +42,10 @@ NO_DEVICES = 'No devices found'
 GONE = 'No such device or address'
 # As often another may go while the rest is asked for.
 LOOKS = 10
-# Nodes that one command makes: the kernel takes 128 KiB as an argument.
-AT_ONCE = 250
+# Nodes that one command makes.  The kernel takes 128 KiB as an argument, which
+# is some 700; but udev looks at each of them while the command waits, and a
+# command has no more than its time.
+AT_ONCE = 50
 COLUMNS = 'name,uuid,major,minor,open,suspended,readonly'
 
 
@@ -178,10 +180,16 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
                 raise
 
     def create_all(self, nodes: Sequence[interface.NewNode]) -> None:
+        failed = None
         for first in range(0, len(nodes), AT_ONCE):
-            self._command.run(
-                'dmsetup', 'create', '--concise',
-                ';'.join(map(_concise, nodes[first:first + AT_ONCE])))
+            try:
+                self._command.run(
+                    'dmsetup', 'create', '--concise',
+                    ';'.join(map(_concise, nodes[first:first + AT_ONCE])))
+            except exception.CommandFailed as error:
+                failed = failed or error
+        if failed:
+            raise failed
 
     def reload(self, name: str, table: list[interface.Segment],
                read_only: bool = False, keep_queued: bool = False) -> None:

@@ -175,6 +175,23 @@ class StandTest(HandlesTestCase):
         self.assertEqual(3, len(self.node.faults.seen))
         self.assertEqual(1000, len(self.mapper.nodes))
 
+    def test_command_that_is_ended_has_its_handles_left_as_they_are(self):
+        self.after_a_power_cut('x', 'y')
+        make = self.mapper.create_all
+
+        def make_one_and_hang(nodes):
+            make(nodes[:1])
+            raise exception.CommandTimedOut(command='dmsetup', host='a',
+                                            seconds=60)
+        self.mapper.create_all = make_one_and_hang
+        self.node.faults.forget()
+
+        self.assertEqual({}, self.restore(self.copy('x'), self.copy('y')))
+
+        self.assertEqual({'x-handle', 'y-handle'}, set(self.mapper.nodes))
+        self.assertNotIn(('SimulatedDeviceMapper.reload', 0),
+                         self.node.faults.seen)
+
     def test_old_generation_is_not_activated(self):
         self.after_a_power_cut('x')
         failures = self.restore(self.copy(generation=2))

@@ -281,9 +281,14 @@ class CreateAllTest(DmsetupTestCase):
 
     def test_command_is_never_too_long(self):
         commands = self.create(1000)
-        self.assertEqual(4, len(commands))
+        self.assertEqual(20, len(commands))
         for command in commands:
             self.assertLess(len(command), 128 * 1024)
+
+    def test_command_that_fails_keeps_no_other_from_its_nodes(self):
+        self.command.fail('dmsetup create --concise v0-handle', 'busy')
+        self.assertRaises(exception.CommandFailed, self.create, 120)
+        self.assertEqual(3, len(self.command.ran))
 
     def test_separators_in_a_name_are_escaped(self):
         self.mapper.create_all([interface.NewNode('a,b;c', tuple(TABLE))])
