@@ -21,7 +21,8 @@ SHORT := $(SHORT)|while_it_runs
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
         lab-programs soak soak-walks soak-kills soak-kernel soak-nvme \
         soak-lab soak-exchanged soak-nova qemu-test tempest bench lab-kernel nova \
-        nova-test bench-nova bench-attach tempest-nova lab-up lab-down clean
+        nova-test bench-nova bench-attach bench-fleet tempest-nova \
+        lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -38,6 +39,7 @@ help:
 	@echo '               tempest-nova   those of instances'
 	@echo 'make bench     what a move costs a guest, in figures (BENCH=--quick)'
 	@echo 'make bench-attach  how long an attachment takes, beside Cinder'\''s driver'
+	@echo 'make bench-fleet  what up to 500 nodes ask of what they share'
 	@echo 'make bench-nova  what instances wait for, beside Cinder'\''s own driver'
 	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
 	@echo 'make nova      what instances in the lab need: libvirt and QEMU'
@@ -217,6 +219,10 @@ bench-nova: nova
 bench-attach: setup lab-programs
 	$(LAB) --name bench-node attach $(ATTACH)
 
+# Nor this: hundreds of simulated nodes with real volume services
+bench-fleet: setup
+	$(LAB) --name fleet fleet $(FLEET)
+
 # Kept outside the repository, and built again when its recipe changes
 lab-kernel: setup
 	$(call INSTALL,kernel)
@@ -236,7 +242,7 @@ lab-up: setup
 
 # Whatever this checkout has started
 lab-down: setup
-	for name in default demo demo-nova test nova furnished boot tempest \
+	for name in default demo demo-nova test nova furnished boot tempest fleet \
 	    bench-node bench-nova hydrator-ublk hydrator-nbd devstack; do \
 	    $(LAB) --name $$name down; done
 

@@ -30,6 +30,7 @@ from lab import compare
 from lab import configuration
 from lab import control_plane
 from lab import errors
+from lab import fleet
 from lab import parts
 from lab import progress
 from lab import scale
@@ -591,6 +592,46 @@ class Scale(lister.Lister):
                  for line in found])
 
 
+class Fleet(lister.Lister):
+    """Measure what hundreds of nodes ask of the services that they share.
+
+    Message bus, database, API and scheduler are real, and so are the volume
+    services; their nodes are simulated. The figures are what is asked in a
+    second, while nothing moves and while volumes are attached at a given rate,
+    and how many processors take part in it. The lab is started before and
+    taken down after.
+    """
+
+    app: 'Lab'
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--nodes', type=int, action='append',
+                            metavar='N',
+                            help='how many; may be repeated, ascending '
+                                 '(default: 10, 50, 100, 500)')
+        parser.add_argument('--rate', type=float, default=20, metavar='N',
+                            help='how many volumes are attached in a second '
+                                 '(default: 20)')
+        parser.add_argument('--seconds', type=float, default=15, metavar='N',
+                            help='for so many seconds (default: 15)')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Measure."""
+        cloud = self.app.cloud
+        with progress.shown(self.app.stderr) as report:
+            cloud.up(0, report)
+        try:
+            return fleet.HEADINGS, [fleet.row(found) for found in fleet.run(
+                cloud, sorted(parsed_args.nodes or fleet.SIZES),
+                parsed_args.rate, parsed_args.seconds,
+                lambda text: print(text, file=self.app.stderr, flush=True))]
+        finally:
+            cloud.down()
+
+
 class Compare(lister.Lister):
     """Measure what instances wait for: this driver, and Cinder's own of LVM.
 
@@ -782,7 +823,7 @@ _COMMANDS: dict[str, Any] = {
     'console': Console, 'kill': Kill, 'start': Start, 'cut': Cut,
     'heal': Heal, 'logs': Logs, 'env': Env, 'service': Service,
     'restart': Restart, 'chaos': Chaos, 'attach': Attach, 'compare': Compare,
-    'scale': Scale, 'bench': Bench, 'tempest': Tempest,
+    'scale': Scale, 'fleet': Fleet, 'bench': Bench, 'tempest': Tempest,
 }
 
 

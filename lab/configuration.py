@@ -46,6 +46,11 @@ def pool(node: str, backend: str) -> str:
     return f'{node}@{backend}#{backend}'
 
 
+def fleet_node(number: int) -> str:
+    """What a simulated node is called, the first one being 1."""
+    return f'n{number:03}'
+
+
 def keystone_url(place: layout.Layout) -> str:
     """Where Keystone answers."""
     return f'http://{place.address("control")}:{KEYSTONE_PORT}/v3'
