@@ -802,7 +802,8 @@ class LocalStorDriver(driver.VolumeDriver):
         :raises PeerInAnotherZone: nothing may cross zones
         """
         self._check_no_export(volume)
-        service = self._directory.services(ctxt)[peer]
+        service = objects.Service.get_by_args(ctxt, peer,
+                                              constants.VOLUME_BINARY)
         if service.disabled:
             raise exception.PeerDisabled(
                 volume_id=volume.id, host=self.host, peer=peer,

@@ -17,7 +17,9 @@ import socket
 import time
 from typing import Any
 
+from cinder.common import constants
 from cinder import context
+from cinder import exception as cinder_exception
 from cinder import objects
 from oslo_log import log as logging
 
@@ -51,8 +53,28 @@ def _backend(host: str) -> str:
 
 def down(ctxt: context.RequestContext) -> set[str]:
     """Hosts of the volume services that are down."""
-    return {service.host for service in objects.ServiceList.get_all(
-        ctxt.elevated(), {'binary': 'cinder-volume'}) if not service.is_up}
+    return {service.host for service in _all(ctxt) if not service.is_up}
+
+
+def _all(ctxt: context.RequestContext) -> objects.ServiceList:
+    return objects.ServiceList.get_all(
+        ctxt.elevated(), {'binary': constants.VOLUME_BINARY})
+
+
+def service(ctxt: context.RequestContext, host: str
+            ) -> objects.Service | None:
+    """The volume service with a host, None if there is none.
+
+    A cloud has as many as it has nodes, and they are asked for at each
+    connection.
+    """
+    try:
+        found = objects.Service.get_by_args(ctxt.elevated(), host,
+                                            constants.VOLUME_BINARY)
+    except cinder_exception.ServiceNotFound:
+        return None
+    # Cinder looks for a pattern, too, which a connector may have in its name.
+    return found if found.host == host else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +105,8 @@ class Directory:
     def services(self, ctxt: context.RequestContext
                  ) -> dict[str, objects.Service]:
         """All volume services with this backend by ``host@backend``."""
-        found = objects.ServiceList.get_all(
-            ctxt.elevated(), {'binary': 'cinder-volume'})
-        return {service.host: service for service in found
-                if _backend(service.host) == self._backend}
+        return {found.host: found for found in _all(ctxt)
+                if _backend(found.host) == self._backend}
 
     def find(self, ctxt: context.RequestContext, connector: dict[str, Any]
              ) -> str | None:
@@ -98,14 +118,13 @@ class Directory:
                                       connector.get('ip')) if value]
         if not wanted:
             raise exception.InvalidConnector()
-        services = self.services(ctxt)
         for value in wanted:
             peer = self._host_map.get(value, value) + self._backend
-            if peer in services:
+            if _backend(peer) == self._backend and service(ctxt, peer):
                 return peer
         return self._find_by_identity(set(wanted), {
-            peer for peer, service in services.items()
-            if service.is_up or peer == self.host})
+            peer for peer, found in self.services(ctxt).items()
+            if found.is_up or peer == self.host})
 
     def _find_by_identity(self, wanted: set[str], peers: set[str]
                           ) -> str | None:

@@ -67,6 +67,22 @@ class FindTest(DirectoryTestCase):
         self.assertEqual(base.B, self.find(**connector))
         self.assertEqual([], self.asked)
 
+    def test_who_is_known_by_name_is_found_without_a_look_at_all(self):
+        with mock.patch('cinder.objects.ServiceList.get_all') as listed:
+            self.assertEqual(base.B, self.find(host='b', ip='192.0.2.1'))
+
+        listed.assert_not_called()
+
+    @ddt.data('%', 'x%', '_b')
+    def test_connector_with_a_pattern_for_a_name_finds_nothing(self, host):
+        self.make_service('x' + base.B + '#pool')
+        self.assertIsNone(self.find(host=host))
+
+    def test_name_with_a_backend_in_it_finds_no_other_backend(self):
+        self.answers['d'] = []
+        self.directory = directory.Directory('d', {}, self.ask)
+        self.assertIsNone(self.find(host='c@other'))
+
     def test_map_to_a_host_without_this_backend_finds_nothing(self):
         self.directory = self.make(strange='c')
         self.assertIsNone(self.find(host='strange'))
