@@ -567,11 +567,15 @@ _LINKS = sa.select(_ROW.value).where(
 
 def _moves(ctxt: context.RequestContext, statement: sa.Select = _MOVES,
            **values: Any) -> list[Move]:
-    metadata: dict[tuple[str, str], dict[str, str]] = {}
     with db.main_context_manager.reader.using(ctxt.elevated()) as session:
-        for move_id, status, key, value in session.execute(statement, values):
-            metadata.setdefault(
-                (move_id, status.removeprefix(TARGET)), {})[key] = value
+        return _found(session, statement, **values)
+
+
+def _found(session: Any, statement: sa.Select, **values: Any) -> list[Move]:
+    metadata: dict[tuple[str, str], dict[str, str]] = {}
+    for move_id, status, key, value in session.execute(statement, values):
+        metadata.setdefault(
+            (move_id, status.removeprefix(TARGET)), {})[key] = value
     moves = [_unpack(*ids, found) for ids, found in metadata.items()
              if STATE in found]
     return sorted(moves, key=lambda move: move.since)
@@ -608,12 +612,13 @@ def _of_volume(ctxt: context.RequestContext, volume_id: str) -> list[Move]:
         # Of a volume that was deleted, too
         linked = [value for value in session.scalars(
             _LINKS, {'volume_id': volume_id}) if not value.startswith(stem)]
-    own = TARGET + volume_id
-    moves = _moves(ctxt, _OWN_MOVES, target=own,
-                   first_id=stem + FIRST_ID[STEM:],
-                   last_id=stem + LAST_ID[STEM:])
-    if linked:
-        moves += _moves(ctxt, _LINKED_MOVES, target=own, move_ids=linked)
+        own = TARGET + volume_id
+        moves = _found(session, _OWN_MOVES, target=own,
+                       first_id=stem + FIRST_ID[STEM:],
+                       last_id=stem + LAST_ID[STEM:])
+        if linked:
+            moves += _found(session, _LINKED_MOVES, target=own,
+                            move_ids=linked)
     return moves
 
 
