@@ -35,7 +35,7 @@ SIZES = (10, 50, 100, 500)
 IN_A_PROCESS = 50
 BACKEND = configuration.BACKENDS[0]
 # Seconds
-START_TIMEOUT = 1200
+START_TIMEOUT = 600
 IDLE = 60
 PATIENCE = 600
 # Requests of the storm that may wait for their answer
@@ -134,7 +134,10 @@ def run(cloud: clouds.Cloud, sizes: Sequence[int], rate: float,
             lambda: fleet.attach_all(rate, attached, failures))
         for failure in sorted(set(failures)):
             say(failure)
-        yield Measured(size, start, idle, storm, attached, failures)
+        found = Measured(size, start, idle, storm, attached, failures)
+        say(', '.join(f'{heading} {figure}' for heading, figure
+                      in zip(HEADINGS, row(found))))
+        yield found
         fleet.detach_all()
 
 
@@ -171,7 +174,9 @@ class _Fleet:
             last = min(size, self._size + IN_A_PROCESS)
             self._start(self._size + 1, last)
             self._size = last
-        self._wait_until_up(begin + START_TIMEOUT)
+            # A service that starts for the first time writes to the rows of
+            # all volumes, and they wait for each other's locks.
+            self._wait_until_up(time.monotonic() + START_TIMEOUT)
         return time.monotonic() - begin
 
     def _start(self, first: int, last: int) -> None:

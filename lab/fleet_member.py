@@ -3,12 +3,12 @@
 
 ``python -m lab.fleet_member CONFIGURATION FIRST LAST`` is what so many
 processes of ``cinder-volume`` would be, but for the nodes, which are simulated
-(:mod:`lab.simulated_driver`): the managers, the driver, the
-database and the message bus are real.
+(:mod:`lab.simulated_driver`): the managers, the driver, the database and the
+message bus are real.
 """
 
-import functools
 import sys
+import threading
 
 # Before all that it patches
 from cinder.cmd import volume as _patched  # noqa: F401
@@ -20,7 +20,6 @@ from cinder import version
 from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_service import loopingcall
-from oslo_service import service as services
 
 from lab import configuration
 from lab import simulated_driver
@@ -45,17 +44,16 @@ def main() -> None:
     conf(['--config-file', path], project='cinder',
          version=version.version_string())
     logging.setup(conf, 'cinder')
-    launcher = services.ServiceLauncher(conf)
     backend = configuration.BACKENDS[0]
-    make = functools.partial(
-        _Service.create, binary=constants.VOLUME_BINARY,
-        service_name=backend, coordination=True)
     for number in range(int(first), int(last) + 1):
-        launcher.launch_service(make(
-            host='%s@%s' % (configuration.fleet_node(number), backend)))
+        # A launcher of oslo.service has ten services at the most.
+        _Service.create(
+            host='%s@%s' % (configuration.fleet_node(number), backend),
+            binary=constants.VOLUME_BINARY, service_name=backend,
+            coordination=True).start()
     loopingcall.FixedIntervalLoopingCall(
         simulated_driver.hydrate).start(PERIOD)
-    launcher.wait()
+    threading.Event().wait()
 
 
 if __name__ == '__main__':
