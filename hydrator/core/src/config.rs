@@ -33,6 +33,10 @@ pub struct Config {
     pub copies: u16,
     /// Blocks in a region, the unit of hydration: a power of two, 256 at most.
     pub region_blocks: u32,
+    /// Blocks of a region that are written at once beside the guest's requests, a
+    /// power of two: a disk has channels left for the guest then. They become more
+    /// where a disk takes so long for each that less than the minimum is copied.
+    pub piece_blocks: u32,
     /// The most journal writes in flight. More of them let a write with FUA start
     /// its intent sooner; fewer put more intents into one. Where nothing waits for
     /// more than that the kernel has them, it is one at a time.
@@ -91,6 +95,7 @@ impl Config {
             block_slots: 64,
             copies: 8,
             region_blocks: 256,
+            piece_blocks: 16,
             journal_depth: 4,
             unsettled: 32768,
             condense_above: 32,
@@ -142,6 +147,10 @@ impl Config {
             (
                 self.region_blocks.is_power_of_two() && self.region_blocks <= 256,
                 "a region's blocks must be a power of two, up to 256",
+            ),
+            (
+                self.piece_blocks.is_power_of_two(),
+                "a piece's blocks must be a power of two",
             ),
             (
                 self.range_from > 0 && self.range_from <= 256,

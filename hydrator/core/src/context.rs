@@ -128,7 +128,7 @@ impl Context {
             rules: Rules::default(),
             now: Time(0),
             superblock,
-            pace: Pace::new(config.rate),
+            pace: Pace::new(&config),
             free_blocks: (0..config.block_slots).rev().collect(),
             broken: false,
             dropped: false,

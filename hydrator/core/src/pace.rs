@@ -13,7 +13,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::config::Rate;
+use crate::config::{Config, Rate};
 use crate::io::{Tag, Time};
 
 const SECOND: u64 = 1_000_000_000;
@@ -29,8 +29,19 @@ const ALONE: u64 = 1024;
 const TOLERATED: u64 = ALONE * 9 / 8;
 /// Longer ones count as this: a single one does not say everything.
 const OUTLIER: u64 = ALONE * 100;
-/// Nobody notices differences below this, in nanoseconds.
+/// Nobody notices differences below this, in nanoseconds; of what is quick, below
+/// a sixteenth of its time.
 const NOISE: u64 = 25_000;
+
+/// What may be noticed from, where a request takes so long alone.
+const fn noticed(alone: u64) -> u64 {
+    let sixteenth = alone / 16;
+    alone + if sixteenth < NOISE { sixteenth } else { NOISE }
+}
+
+/// A disk that takes so long for a small request takes hardly longer for a large
+/// one (it has to turn, say), so that pieces are the worse for everybody.
+const SLOW: u64 = SECOND / 1000;
 /// How many sorts of requests there are: four kinds of three sizes.
 const SORTS: usize = 12;
 
@@ -59,8 +70,14 @@ struct Sample {
 #[derive(Debug)]
 pub(crate) struct Pace {
     configured: Rate,
+    /// See [`Config::piece_blocks`], and what there are of a region.
+    piece_least: u64,
+    piece_most: u64,
     /// Bytes per second; `None` while the guest asks for nothing.
     allowed: Option<u64>,
+    piece: u64,
+    /// Mean bytes per second that were copied.
+    mean: u64,
     budget: i64,
     refilled: Time,
     // The pause to look at requests alone: when it began, whether it goes on,
@@ -83,10 +100,15 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    pub(crate) const fn new(configured: Rate) -> Self {
+    pub(crate) fn new(config: &Config) -> Self {
+        let piece = u64::from(config.piece_blocks);
         Self {
-            configured,
+            configured: config.rate,
+            piece_least: piece,
+            piece_most: piece.max(config.region_blocks.into()),
             allowed: None,
+            piece,
+            mean: 0,
             budget: 0,
             refilled: Time(0),
             looked: Time(0),
@@ -106,6 +128,13 @@ impl Pace {
 
     pub(crate) const fn configure(&mut self, rate: Rate) {
         self.configured = rate;
+    }
+
+    /// How many blocks of a copy to write at once; `None` for all of them.
+    pub(crate) fn piece(&self) -> Option<u64> {
+        let small = [Kind::Read, Kind::Write].map(|kind| self.alone[kind as usize * 3]);
+        let is_slow = small.into_iter().any(|alone| alone > SLOW);
+        self.allowed.filter(|_| !is_slow).map(|_| self.piece)
     }
 
     /// Bytes per second at present.
@@ -162,7 +191,7 @@ impl Pace {
     fn compare(&mut self, sort: usize, time: u64) {
         let alone = self.alone[sort];
         if alone > 0 {
-            let slowdown = u128::from(time) * u128::from(ALONE) / u128::from(alone + NOISE);
+            let slowdown = u128::from(time) * u128::from(ALONE) / u128::from(noticed(alone));
             self.slowdown += u64::try_from(slowdown).unwrap_or(OUTLIER).min(OUTLIER);
             self.samples += 1;
         }
@@ -243,17 +272,25 @@ impl Pace {
         if let Some(sample) = self.sample {
             // One that has taken too long already counts before it ends.
             let time = now.since(sample.begun);
-            if time > (self.alone[sample.sort] + NOISE) * TOLERATED / ALONE {
+            if time > noticed(self.alone[sample.sort]) * TOLERATED / ALONE {
                 self.compare(sample.sort, time);
             }
         }
         let measured =
             u64::try_from(u128::from(self.copied) * u128::from(SECOND) / u128::from(elapsed))
                 .unwrap_or(u64::MAX);
+        let too_slow = self.slowdown > self.samples * TOLERATED;
+        // Copies begin one by one, and an interval may have seen none.
+        self.mean = (self.mean * 7 + measured) / 8;
+        if !self.held && self.mean < self.configured.minimum {
+            self.piece = (self.piece * 2).min(self.piece_most);
+        } else if too_slow {
+            self.piece = (self.piece / 2).max(self.piece_least);
+        }
         self.allowed = self.allowed.and_then(|rate| {
             if !self.asked && self.sample.is_none() {
                 None
-            } else if self.slowdown > self.samples * TOLERATED {
+            } else if too_slow {
                 let rate = rate.min(measured.max(1 << 20));
                 Some((rate / 10 * 7).max(self.configured.minimum))
             } else if self.samples > 0 && self.held {

@@ -181,6 +181,7 @@ impl Walk {
         config.block_slots = 16;
         config.copies = random.u16(1..4);
         config.region_blocks = 1 << random.u32(0..4);
+        config.piece_blocks = 1 << random.u32(0..3);
         config.journal_depth = random.usize(1..5);
         config.condense_above = [0, 32][random.usize(0..2)];
         config.unsettled = 512;

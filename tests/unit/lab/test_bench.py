@@ -15,6 +15,7 @@ from oslotest import base
 from rich import console as consoles
 from rich import table as tables
 
+from lab.bench import beside
 from lab.bench import disks
 from lab.bench import fio
 from lab.bench import native
@@ -535,3 +536,23 @@ class VhostProgramTest(base.BaseTestCase):
                 subprocess, 'run',
                 side_effect=subprocess.TimeoutExpired('guest', 60)):
             self.assertRaises(errors.LabError, vhost._run, ['guest'])
+
+
+class BesideTest(base.BaseTestCase):
+
+    LINES = ('disk,depth,seconds,requests a second,99 of 100 in us,MB/s',
+             *(f'{disk},1,{tenth / 10},100,50,{tenth}'
+               for disk in ('NVMe', 'SATA') for tenth in range(30)))
+
+    def test_each_disk_and_depth_is_a_line(self):
+        found = beside.read(list(self.LINES))
+
+        self.assertEqual([('NVMe', '1'), ('SATA', '1')], list(found))
+        self.assertEqual('29', found['SATA', '1'][-1]['MB/s'])
+
+    def test_the_picture_names_the_disks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, 'beside.svg')
+            beside.draw(beside.read(list(self.LINES)), path)
+
+            self.assertIn('<!-- SATA -->', path.read_text())

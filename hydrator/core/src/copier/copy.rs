@@ -30,6 +30,8 @@ pub(super) struct Copy {
     pub(super) blocks: Blocks,
     /// Blocks that the guest has written to meanwhile are not in it.
     pub(super) wanted: Mask,
+    /// What is yet to be written.
+    pub(super) data: Mask,
     /// Zeros of the source that the destination may have as well.
     pub(super) zeros: Mask,
     pub(super) stage: Stage,

@@ -264,6 +264,7 @@ impl Copier {
         self.copies[usize::from(slot)] = Some(Copy {
             blocks,
             wanted,
+            data: Mask::default(),
             zeros: Mask::default(),
             stage,
         });
@@ -361,7 +362,8 @@ impl Copier {
         self.drop_copy(slot, parts);
     }
 
-    /// Write what is wanted of an extent to the destination.
+    /// Find out what of an extent is to be written to the destination, where it
+    /// is wanted.
     fn write(&mut self, slot: u16, copy: &Copy, content: &[u8], cx: &mut Context) {
         let (wanted, count) = (copy.wanted, copy.blocks.count());
         let is_zero = |at: u64| {
@@ -399,15 +401,36 @@ impl Copier {
                 }
                 end = zeros;
             }
-            self.count_write(slot);
+            if let Some(copy) = self.copy_in(slot) {
+                (at..end).for_each(|block| copy.data.set(block));
+            }
+            at = end;
+        }
+    }
+
+    /// Write what is left of a copy to the destination, or a piece of it.
+    fn write_on(&mut self, slot: u16, cx: &mut Context) {
+        let piece = cx.pace.piece();
+        while let Some(copy) = self.copy_in(slot) {
+            let Some(at) = copy.data.iter().next() else {
+                return;
+            };
+            let most = piece.map_or(copy.blocks.count(), |piece| at + piece);
+            let most = most.min(copy.blocks.count());
+            let end = (at..most).find(|block| !copy.data.has(*block));
+            let end = end.unwrap_or(most);
+            (at..end).for_each(|block| copy.data.clear(block));
             let first = copy.blocks.first + at;
             let buffer = Buffer::Extent {
                 slot,
                 offset: (at * BLOCK_SIZE) as u32,
             };
             let bytes = Bytes::run(first.start().0, (end - at) * BLOCK_SIZE);
+            self.count_write(slot);
             cx.write(Job::CopyWrite(slot), bytes, buffer, false);
-            at = end;
+            if piece.is_some() {
+                return;
+            }
         }
     }
 
@@ -506,6 +529,9 @@ impl Copier {
         let Stage::Writing(0, failed) = copy.stage else {
             return;
         };
+        if !failed && !copy.data.is_empty() {
+            return self.write_on(slot, &mut parts.cx);
+        }
         if !failed && !copy.zeros.is_empty() {
             return self.look(slot, &mut parts.cx);
         }

@@ -265,6 +265,7 @@ mod tests {
         let copy = Copy {
             blocks: Blocks::run(Block(0), 7),
             wanted: Mask::first(7),
+            data: Mask::default(),
             zeros: Mask::default(),
             stage: Stage::ComparingData,
         };

@@ -5,6 +5,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::metadata_size;
 
 const MILLISECOND: u64 = SECOND / 1000;
 const MIB: u64 = 1 << 20;
@@ -96,7 +97,9 @@ fn run(pace: &mut Pace, disk: Disk, guest: Option<Guest>, from: u64, to: u64) ->
 }
 
 fn pace(limit: Option<u64>, minimum: u64) -> Pace {
-    Pace::new(Rate { limit, minimum })
+    let mut config = Config::new([1; 16], 1 << 30, metadata_size(1 << 30));
+    config.rate = Rate { limit, minimum };
+    Pace::new(&config)
 }
 
 const SSD: Disk = Disk {
@@ -302,4 +305,55 @@ proptest! {
             prop_assert!(rate >= least, "{} bytes/s in second {}", rate, from);
         }
     }
+}
+
+/// A pace that has seen reads of the guest that took so long alone.
+fn seen(minimum: u64, alone: u64) -> (Pace, Time) {
+    let mut pace = pace(None, minimum);
+    let mut now = Time(1);
+    for _ in 0..8 {
+        pace.begun(now, TAG, Kind::Read, 4096, true);
+        now = now.after(alone);
+        pace.ended(now, TAG);
+    }
+    (pace, now)
+}
+
+#[test]
+fn pieces_are_for_the_guest() {
+    assert_eq!(None, pace(None, MIB).piece());
+    assert_eq!(Some(16), seen(MIB, MILLISECOND / 10).0.piece());
+}
+
+#[test]
+fn there_are_none_where_a_disk_takes_long_for_each_request() {
+    assert_eq!(None, seen(MIB, 6 * MILLISECOND).0.piece());
+}
+
+#[test]
+fn they_grow_until_the_minimum_is_kept_and_shrink_when_the_guest_waits() {
+    let (mut pace, mut now) = seen(100 * MIB, MILLISECOND / 10);
+    let mut next = |pace: &mut Pace, copied: u64, taken: u64| {
+        pace.begun(now, TAG, Kind::Read, 4096, false);
+        pace.spend(copied);
+        now = now.after(taken);
+        pace.ended(now, TAG);
+        now = now.after(INTERVAL - taken);
+        pace.may_copy(now);
+        pace.piece()
+    };
+    let grown = [32, 64, 128, 256, 256].map(Some);
+    assert_eq!(
+        grown,
+        [(); 5].map(|()| next(&mut pace, 4 * MIB, MILLISECOND / 10))
+    );
+    for _ in 0..50 {
+        next(&mut pace, 20 * MIB, MILLISECOND / 10);
+    }
+    assert_eq!(Some(256), pace.piece());
+    let shrunk = [128, 64, 32, 16, 16].map(Some);
+    assert_eq!(
+        shrunk,
+        [(); 5].map(|()| next(&mut pace, 20 * MIB, MILLISECOND))
+    );
 }
