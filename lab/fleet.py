@@ -31,8 +31,11 @@ from lab import user as users
 
 # Nodes, unless somebody says otherwise
 SIZES = (10, 50, 100, 500)
-# Volume services of one process
-IN_A_PROCESS = 50
+# Volume services of one process, of the first and of all others: with too many
+# in one a small fleet waits for one processor
+IN_A_PROCESS = 5
+IN_OTHERS = 50
+FIRST = 50
 BACKEND = configuration.BACKENDS[0]
 # Seconds
 START_TIMEOUT = 600
@@ -171,7 +174,8 @@ class _Fleet:
         """Have so many nodes; the seconds until all are up."""
         begin = time.monotonic()
         while self._size < size:
-            last = min(size, self._size + IN_A_PROCESS)
+            last = min(size, self._size + (
+                IN_A_PROCESS if self._size < FIRST else IN_OTHERS))
             self._start(self._size + 1, last)
             self._size = last
             # A service that starts for the first time writes to the rows of
