@@ -39,7 +39,7 @@ help:
 	@echo '               tempest-nova   those of instances'
 	@echo 'make bench     what a move costs a guest, in figures (BENCH=--quick)'
 	@echo 'make bench-attach  how long an attachment takes, beside Cinder'\''s driver'
-	@echo 'make bench-fleet  what up to 500 nodes ask of what they share'
+	@echo 'make bench-fleet  what a hundred nodes ask of what they share'
 	@echo 'make bench-nova  what instances wait for, beside Cinder'\''s own driver'
 	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
 	@echo 'make nova      what instances in the lab need: libvirt and QEMU'

@@ -609,13 +609,17 @@ class Fleet(lister.Lister):
         parser = super().get_parser(prog_name)
         parser.add_argument('--nodes', type=int, action='append',
                             metavar='N',
-                            help='how many; may be repeated, ascending '
-                                 '(default: 10, 50, 100, 500)')
-        parser.add_argument('--rate', type=float, default=20, metavar='N',
+                            help='how many; may be repeated (default: 10, '
+                                 '50 and 100, as two processors have room '
+                                 'for)')
+        parser.add_argument('--rate', type=float, default=fleet.RATE,
+                            metavar='N',
                             help='how many volumes are attached in a second '
-                                 '(default: 20)')
-        parser.add_argument('--seconds', type=float, default=15, metavar='N',
-                            help='for so many seconds (default: 15)')
+                                 '(default: %(default)s)')
+        parser.add_argument('--seconds', type=float, default=fleet.SECONDS,
+                            metavar='N',
+                            help='for so many seconds (default: '
+                                 '%(default)s)')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:

@@ -29,8 +29,11 @@ from lab import leftovers
 from lab import services
 from lab import user as users
 
-# Nodes, unless somebody says otherwise
-SIZES = (10, 50, 100, 500)
+# Unless somebody says otherwise: nodes, attachments a second, and for how many
+# seconds.  Two processors have room for that.
+SIZES = (10, 50, 100)
+RATE = 2
+SECONDS = 45
 # Volume services of one process, of the first and of all others: with too many
 # in one a small fleet waits for one processor
 IN_A_PROCESS = 5
