@@ -55,6 +55,7 @@ impl Copy {
     pub(super) fn exclude(&mut self, block: Block) {
         if self.blocks.contains(block) {
             self.wanted.clear(block - self.blocks.first);
+            self.data.clear(block - self.blocks.first);
         }
     }
 }
