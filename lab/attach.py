@@ -182,8 +182,16 @@ def steps(lines: Iterable[str]) -> dict[str, float]:
     """Medians of the seconds that the steps of preparing moves took, and, by
     the state's name, that all of them took: some are done at the same time.
 
+    The clocks of two nodes differ by some tenths of a second, so that the
+    order of what they have logged says little.
+
     :param lines: what cinder-volume has logged, on all nodes
     """
+    # Brings Cinder with it, and is only wanted here
+    from cinder_localstor.moves import table
+
+    names = {step.name for step in
+             table.TABLE[table.State.PREPARING].steps}
     moves: dict[str, list[re.Match[str]]] = {}
     for match in filter(None, map(_STEP.match, lines)):
         moves.setdefault(match['move'], []).append(match)
@@ -191,12 +199,11 @@ def steps(lines: Iterable[str]) -> dict[str, float]:
     for events in moves.values():
         events.sort(key=operator.itemgetter('when'))
         for event in events:
-            if event['left']:
+            if event['left'] and event['word'] == table.State.PREPARING.value:
                 taken.setdefault(event['word'], []).append(
                     (_time(event['when'])
                      - _time(events[0]['when'])).total_seconds())
-                break
-            if event['seconds']:
+            if event['seconds'] and event['word'] in names:
                 taken.setdefault(event['word'], []).append(
                     float(event['seconds']))
     return {step: middle(seconds) for step, seconds in taken.items()}

@@ -40,6 +40,11 @@ class StepsTest(base.BaseTestCase):
             line(9, 'seal_source'), line(10, 'seal_source took 1.00 s'),
             line(30, 'migrating -> completing')]))
 
+    def test_clock_of_the_other_node_may_be_behind(self):
+        self.assertEqual({'build_handle': 1, 'preparing': 2}, attach.steps([
+            line(1, 'export_source'), line(3, 'preparing -> migrating'),
+            line(3.2, 'build_handle'), line(4.2, 'build_handle took 1.00 s')]))
+
     def test_median_of_several_moves(self):
         self.assertEqual({'build_handle': 2}, attach.steps([
             line(1, 'build_handle took 1.00 s'),
