@@ -176,8 +176,13 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
         except exception.CommandFailed as error:
             if 'Device or resource busy' not in str(error):
                 raise
-            if name not in self.devices():
+            found = self.devices().get(name)
+            if found is None:
                 raise
+            if not found.status:
+                # Whoever made it was ended before it had a table, and udev
+                # has no name for it yet.
+                self.reload(name, table, read_only)
 
     def create_all(self, nodes: Sequence[interface.NewNode]) -> None:
         failed = None

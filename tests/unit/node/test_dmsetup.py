@@ -217,7 +217,20 @@ class ChangeTest(DmsetupTestCase):
         self.command.fail('dmsetup create', 'Device or resource busy')
         self.command.answer('dmsetup info', 'v-handle|LOCALSTOR-v-handle|253'
                             '|3|1|Active|Writeable\n')
+        self.command.answer('dmsetup status', 'v-handle: 0 8 linear \n')
         self.mapper.create('v-handle', TABLE)
+        self.assertNotIn('dmsetup load', ' '.join(self.command.ran))
+
+    def test_node_that_has_no_table_yet_gets_it(self):
+        self.command.fail('dmsetup create', 'Device or resource busy')
+        self.command.answer('dmsetup info', 'v-handle|LOCALSTOR-v-handle|253'
+                            '|3|0|Active|Writeable\n')
+        self.command.answer('dmsetup status', 'v-handle: \n')
+        self.mapper.create('v-handle', TABLE, read_only=True)
+        self.assertEqual(['dmsetup load v-handle --table 0 8 linear '
+                          '/dev/disks/volume-1 0 --readonly',
+                          'dmsetup resume --nolockfs v-handle'],
+                         self.command.ran[-2:])
 
     def test_create_over_a_busy_device_fails(self):
         self.command.fail('dmsetup create', 'Device or resource busy')
