@@ -17,10 +17,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use localstor_hydrator_core::{
-    Action, Buffer, Config, Device, Io, Memory, Notice, Operation, Request, Tag, Time, Volume,
-    metadata_size,
+    Action, Buffer, Config, Device, Io, Memory, Notice, Operation, Tag, Time, Volume, metadata_size,
 };
-use null::Zeros;
+use null::{Agenda, Random, Zeros};
 
 #[allow(dead_code)]
 #[path = "../tests/null/mod.rs"]
@@ -38,9 +37,10 @@ const TENTH: u64 = SECOND / 10;
 /// not counted.
 const ALONE: u64 = 3 * SECOND;
 const BESIDE: u64 = 26 * SECOND;
-/// How much is drawn.
-const DRAWN: u64 = 12 * SECOND;
 const NOT_COUNTED: u64 = 6 * SECOND;
+/// How much is drawn, and how much of that the guest is alone.
+const DRAWN: u64 = 12 * SECOND;
+const DRAWN_ALONE: u64 = 2 * SECOND;
 
 /// A disk, or a line to one.
 #[derive(Clone, Copy)]
@@ -195,9 +195,8 @@ struct Model {
     now: Time,
     disk: Channels,
     line: Channels,
-    events: BinaryHeap<Reverse<(Time, u64, Event)>>,
-    ordered: u64,
-    random: u64,
+    agenda: Agenda<Event>,
+    random: Random,
     woken: Option<Time>,
     answered: Vec<Tag>,
     /// When each thread's request was sent.
@@ -216,9 +215,8 @@ impl Model {
             now: Time(1),
             disk: Channels::new(properties.channels),
             line: Channels::new(1),
-            events: BinaryHeap::new(),
-            ordered: 0,
-            random: 1,
+            agenda: Agenda::new(),
+            random: Random::new(),
             woken: None,
             answered: Vec::new(),
             sent: vec![Time(0); depth as usize],
@@ -243,27 +241,14 @@ impl Model {
         model
     }
 
-    /// A number without a pattern, the same in each run.
-    fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
     fn request(&mut self, tag: u32, operation: Operation, offset: u64, length: u64) {
-        let request = Request {
-            tag: Tag(tag),
-            operation,
-            offset,
-            length,
-        };
+        let request = null::request(tag, operation, offset, length);
         self.volume.request(self.now, request, &mut self.memory);
     }
 
     fn send(&mut self, thread: u32) {
-        let offset = self.random() % (USED / BLOCK) * BLOCK;
-        let operation = if self.random() % 10 < 3 {
+        let offset = self.random.next() % (USED / BLOCK) * BLOCK;
+        let operation = if self.random.next() % 10 < 3 {
             Operation::Write { fua: false }
         } else {
             Operation::Read
@@ -279,7 +264,7 @@ impl Model {
         loop {
             let mean = self.properties.service(left.min(self.properties.page));
             // Between three and five quarters, and now and then four times that
-            let random = self.random();
+            let random = self.random.next();
             let service = mean * 3 / 4
                 + random % (mean / 2)
                 + if random >> 32 & 127 == 0 { mean * 3 } else { 0 };
@@ -338,7 +323,7 @@ impl Model {
             if copied {
                 self.arrived += length;
             }
-            self.expect(end, Event::End(io.to_bits()));
+            self.agenda.expect(end, Event::End(io.to_bits()));
         }
         if let Some(at) = self.volume.wake_at()
             && self
@@ -346,17 +331,12 @@ impl Model {
                 .is_none_or(|woken| woken <= self.now || at < woken)
         {
             self.woken = Some(at);
-            self.expect(at.max(self.now), Event::Wake);
+            self.agenda.expect(at.max(self.now), Event::Wake);
         }
     }
 
-    fn expect(&mut self, at: Time, event: Event) {
-        self.ordered += 1;
-        self.events.push(Reverse((at, self.ordered, event)));
-    }
-
     fn step(&mut self) {
-        let Reverse((at, _, event)) = self.events.pop().expect("something happens");
+        let (at, event) = self.agenda.next().expect("something happens");
         self.now = at;
         if let Event::End(io) = event {
             self.volume
@@ -439,7 +419,7 @@ fn undisturbed(properties: Properties) {
 fn over_time(properties: Properties, depth: u32) {
     let mut model = Model::new(properties, depth);
     for tenth in 0..DRAWN / TENTH {
-        if tenth == 20 {
+        if tenth == DRAWN_ALONE / TENTH {
             model.volume.start();
             model.act();
         }

@@ -10,13 +10,10 @@
 //! would get from the disk itself is *raw*. What is missing is what requests of
 //! the guest wait for beyond their own data; a faster machine does not change it.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
 use localstor_hydrator_core::{
-    Action, Config, Io, Notice, Operation, Request, Tag, Time, Volume, metadata_size,
+    Action, Config, Io, Notice, Operation, Tag, Time, Volume, metadata_size,
 };
-use null::Zeros;
+use null::{Agenda, Random, Zeros};
 
 #[allow(dead_code)]
 #[path = "../tests/null/mod.rs"]
@@ -87,10 +84,8 @@ struct Timed {
     memory: Zeros,
     now: Time,
     latency: Latency,
-    random: u64,
-    /// What happens next, and when; at the same time in the order of these.
-    events: BinaryHeap<Reverse<(Time, u64, Event)>>,
-    ordered: u64,
+    random: Random,
+    agenda: Agenda<Event>,
     answered: Vec<Tag>,
     open: bool,
     /// Bytes written to the disk.
@@ -105,9 +100,8 @@ impl Timed {
             volume: Volume::format(config).expect("a configuration that works"),
             now: Time(1),
             latency,
-            random: 1,
-            events: BinaryHeap::new(),
-            ordered: 0,
+            random: Random::new(),
+            agenda: Agenda::new(),
             answered: Vec::new(),
             open: false,
             written: 0,
@@ -119,26 +113,8 @@ impl Timed {
         timed
     }
 
-    /// A number without a pattern, the same in each run.
-    fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn expect(&mut self, at: Time, event: Event) {
-        self.ordered += 1;
-        self.events.push(Reverse((at, self.ordered, event)));
-    }
-
     fn request(&mut self, tag: u32, operation: Operation, offset: u64, length: u64) {
-        let request = Request {
-            tag: Tag(tag),
-            operation,
-            offset,
-            length,
-        };
+        let request = null::request(tag, operation, offset, length);
         self.volume.request(self.now, request, &mut self.memory);
     }
 
@@ -163,15 +139,16 @@ impl Timed {
             });
         for io in begun {
             let Latency { from, to } = self.latency;
-            let after = from + self.random() % (to - from + 1);
-            self.expect(self.now.after(after), Event::End(io.to_bits()));
+            let after = from + self.random.next() % (to - from + 1);
+            self.agenda
+                .expect(self.now.after(after), Event::End(io.to_bits()));
         }
     }
 
     /// What happens next, alone: a helper that is fast enough meets each event
     /// by itself. The thread that begins, if that is it.
     fn step(&mut self) -> Option<u32> {
-        let Reverse((at, _, event)) = self.events.pop()?;
+        let (at, event) = self.agenda.next()?;
         self.now = at;
         match event {
             Event::Begin(thread) => return Some(thread),
@@ -199,7 +176,7 @@ impl Timed {
         let mut flushes = vec![false; depth as usize];
         for thread in 0..depth {
             let at = self.latency.mean() * u64::from(thread) / u64::from(depth);
-            self.expect(self.now.after(at), Event::Begin(thread));
+            self.agenda.expect(self.now.after(at), Event::Begin(thread));
         }
         let (mut done, mut began, mut before) = (0, self.now, self.written);
         // What happens once only is not counted.
@@ -222,7 +199,7 @@ impl Timed {
                     }
                 }
                 for thread in begun.drain(..) {
-                    let offset = self.random() % (SIZE / BLOCK) * BLOCK;
+                    let offset = self.random.next() % (SIZE / BLOCK) * BLOCK;
                     let fua = load == Load::Fua;
                     self.request(thread, Operation::Write { fua }, offset, BLOCK);
                 }

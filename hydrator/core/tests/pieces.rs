@@ -3,8 +3,7 @@
 //! A copy is written at once, and beside a guest by pieces, one after the other.
 
 use localstor_hydrator_core::{
-    Action, Config, Device, Failure, Io, Memory, Operation, Request, Tag, Time, Volume,
-    metadata_size,
+    Action, Config, Device, Failure, Io, Memory, Operation, Time, Volume, metadata_size,
 };
 use null::Zeros;
 
@@ -102,12 +101,7 @@ impl OneCopy {
 
     /// The guest asks for something that nobody answers.
     fn guest_flushes(&mut self) {
-        let request = Request {
-            tag: Tag(0),
-            operation: Operation::Flush,
-            offset: 0,
-            length: 0,
-        };
+        let request = null::request(0, Operation::Flush, 0, 0);
         self.volume.request(Time(1), request, &mut self.memory);
         self.act();
     }

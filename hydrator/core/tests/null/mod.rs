@@ -2,12 +2,67 @@
 
 //! A volume over devices that do everything at once and keep nothing.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use localstor_hydrator_core::{
     Action, Config, Device, Failure, Io, Memory, Notice, Operation, Request, Tag, Time, Volume,
     metadata_size,
 };
 
 const BLOCK: usize = 4096;
+
+/// A request of a guest.
+pub(crate) const fn request(tag: u32, operation: Operation, offset: u64, length: u64) -> Request {
+    Request {
+        tag: Tag(tag),
+        operation,
+        offset,
+        length,
+    }
+}
+
+/// Numbers without a pattern, the same in each run.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) const fn new() -> Self {
+        Self(1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+}
+
+/// What happens next, and when; at the same time in the order in which it was
+/// expected.
+pub(crate) struct Agenda<Event> {
+    events: BinaryHeap<Reverse<(Time, u64, Event)>>,
+    ordered: u64,
+}
+
+impl<Event: Ord> Agenda<Event> {
+    pub(crate) fn new() -> Self {
+        Self {
+            events: BinaryHeap::new(),
+            ordered: 0,
+        }
+    }
+
+    pub(crate) fn expect(&mut self, at: Time, event: Event) {
+        self.ordered += 1;
+        self.events.push(Reverse((at, self.ordered, event)));
+    }
+
+    pub(crate) fn next(&mut self) -> Option<(Time, Event)> {
+        let Reverse((at, _, event)) = self.events.pop()?;
+        Some((at, event))
+    }
+}
 
 /// Buffers of zeros.
 pub(crate) struct Zeros {
@@ -98,12 +153,7 @@ impl Null {
     }
 
     pub(crate) fn request(&mut self, tag: u32, operation: Operation, offset: u64, length: u64) {
-        let request = Request {
-            tag: Tag(tag),
-            operation,
-            offset,
-            length,
-        };
+        let request = request(tag, operation, offset, length);
         self.volume.request(self.now, request, &mut self.memory);
     }
 
