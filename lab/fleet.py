@@ -49,6 +49,17 @@ ASKED_AT_ONCE = 200
 # Volumes that are asked for at once
 MADE_AT_ONCE = 8
 
+# Who takes processors
+WHO = {'database': ('database',), 'bus': ('rabbitmq',),
+       'API': ('cinder-api', 'keystone'), 'scheduler': ('cinder-scheduler',),
+       'nodes': ('fleet',)}
+HEADINGS = (
+    'Nodes', 'Start, s', 'Queries/s', 'Messages/s',
+    *(f'Processors: {who}' for who in WHO),
+    'Storm: queries/s', 'Messages/s in it',
+    *(f'Processors in it: {who}' for who in WHO),
+    'Attached, s', '95 of 100, s', 'Failed')
+
 _RECEIVED = re.compile(r'messages_received_total => (\d+)')
 _COUNTERS = 'rabbit_global_counters:overview().'
 
@@ -335,15 +346,3 @@ def row(found: Measured) -> tuple[str, ...]:
         f'{attach.middle(found.attached):.2f}',
         f'{attach.almost_all(found.attached):.2f}',
         str(len(found.failures)))
-
-
-# Who takes processors
-WHO = {'database': ('database',), 'bus': ('rabbitmq',),
-       'API': ('cinder-api', 'keystone'), 'scheduler': ('cinder-scheduler',),
-       'nodes': ('fleet',)}
-HEADINGS = (
-    'Nodes', 'Start, s', 'Queries/s', 'Messages/s',
-    *(f'Processors: {who}' for who in WHO),
-    'Storm: queries/s', 'Messages/s in it',
-    *(f'Processors in it: {who}' for who in WHO),
-    'Attached, s', '95 of 100, s', 'Failed')
