@@ -189,9 +189,12 @@ FOUND_RUST = found=$$($(CARGO) --version 2>/dev/null | cut -d' ' -f2)
 RUST_IS_NEW = printf '%s\n' $(RUST_VERSION) "$${found:-0}" | sort -V -C
 
 # The lab's own tests share one lab; it is taken down whatever comes of them.
+# What went wrong stands at the end, where one looks first.
 RUN_LAB_TESTS := TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color
 LAB_DOWN := status=$$?; $(LAB) --name test down && \
-    $(LAB) --name nova down && $(LAB) --name furnished down && exit $$status
+    $(LAB) --name nova down && $(LAB) --name furnished down && \
+    { [ $$status = 0 ] || $(VENV)/bin/stestr failing | tail -n 20; } && \
+    exit $$status
 
 lab-test: setup lab-programs nova-test
 	$(RUN_LAB_TESTS) '$(SHORT)'; $(LAB_DOWN)
