@@ -342,11 +342,19 @@ class Instance:
             if not self.panicked and (not self.runs or self._disk_is_wrong()
                                       or self._waiting_disks()):
                 raise
+        self.boot_again()
+        return True
+
+    def boot_again(self) -> None:
+        """Boot it with new memory, and wait until its guest has found what
+        it had written to each of its volumes and writes on.
+
+        :raises InstanceError: a disk is wrong, or it has died
+        """
         self.reboot()
         for volume_id in self.volumes():
             self.wait_for_stamps(volume_id)
         self.assert_alive()
-        return True
 
 
 def boot(cloud: clouds.Cloud, volume_id: str, node: nodes.Node | None = None
