@@ -85,7 +85,7 @@ class Scheduler:
         self._known: set[str] = set()
         self._periods = 0
         # What helpers were told last, by move, None where it failed; None
-        # before the first time
+        # before the first look
         self._rates: dict[str, engine.Rates | None] | None = None
 
     @contextlib.contextmanager
@@ -263,7 +263,11 @@ class Scheduler:
         """
         moves = [move for move in owned
                  if table.START_HYDRATION.is_done(move)]
-        if not moves or RATES in self._busy:
+        if RATES in self._busy:
+            return
+        if not moves:
+            # Whatever arrives from now on was not there before this process.
+            self._rates = {}
             return
         rate = self._configuration.localstor_hydration_rate * units.Mi
         share = rate // max(1, len(look.hydrating())) if rate else None

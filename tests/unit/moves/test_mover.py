@@ -1159,6 +1159,11 @@ class RateTest(MoverTestCase):
         self.hold(5)
         self.assertEqual([], self.rates())
 
+    def test_first_helper_that_was_told_before_the_first_look_too(self):
+        self.arrive_by()
+        self.hold(5)
+        self.assertEqual([], self.rates())
+
     def test_type_takes_no_more_than_its_share(self):
         self.override('localstor_hydration_rate', 30)
         self.arrive_by(hydration_rate='20')
