@@ -21,7 +21,7 @@ SHORT := $(SHORT)|while_it_runs
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
         lab-programs soak soak-walks soak-kills soak-kernel soak-nvme \
         soak-lab soak-exchanged soak-nova qemu-test tempest bench lab-kernel nova \
-        nova-test bench-nova bench-attach bench-fleet tempest-nova \
+        nova-test bench-nova bench-attach bench-distance bench-fleet tempest-nova \
         lab-up lab-down clean
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo '               tempest-nova   those of instances'
 	@echo 'make bench     what a move costs a guest, in figures (BENCH=--quick)'
 	@echo 'make bench-attach  how long an attachment takes, beside Cinder'\''s driver'
+	@echo 'make bench-distance  what arrives of a source that is far'
 	@echo 'make bench-fleet  what a hundred nodes ask of what they share'
 	@echo 'make bench-nova  what instances wait for, beside Cinder'\''s own driver'
 	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
@@ -221,6 +222,10 @@ bench-nova: nova
 # Nor this: attachments, one by one and many at once
 bench-attach: setup lab-programs
 	$(LAB) --name bench-node attach $(ATTACH)
+
+# Nor this: sources that are far
+bench-distance: setup lab-programs
+	$(LAB) --name bench-node distance $(DISTANCE)
 
 # Nor this: hundreds of simulated nodes with real volume services
 bench-fleet: setup

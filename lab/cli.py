@@ -29,6 +29,7 @@ from lab import cloud
 from lab import compare
 from lab import configuration
 from lab import control_plane
+from lab import distance
 from lab import errors
 from lab import fleet
 from lab import parts
@@ -46,6 +47,9 @@ natively. Everything lives in a network namespace of its own and is gone
 after "down".
 '''
 
+# Beyond it a volume would take an hour to arrive.
+_DELAY_MOST = 1000
+
 
 def _size(text: str) -> int:
     """A size, in bytes."""
@@ -55,6 +59,14 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f'"{text}" is no size: use a number and K, M, G or T'
         ) from None
+
+
+def _delay(text: str) -> int:
+    """What a packet takes longer, in milliseconds."""
+    if not text.isdecimal() or int(text) > _DELAY_MOST:
+        raise argparse.ArgumentTypeError(
+            f'"{text}" is no delay: use milliseconds, up to {_DELAY_MOST}')
+    return int(text)
 
 
 def _memory(text: str) -> str:
@@ -730,6 +742,42 @@ class Attach(_LabCommand):
         return 0
 
 
+class Distance(_LabCommand):
+    """Measure what arrives of a source that is far.
+
+    Volumes arrive by the native helper and by dm-clone while each packet
+    between their nodes takes longer, and readers read on in what is not there
+    yet; beside that, what the source gives as a disk of open-iscsi's. The
+    figures are medians; the lab is started before and taken down after.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--rounds', type=int, default=3, metavar='N',
+                            help='how often each is measured (default: 3)')
+        parser.add_argument('--delays', type=_delay, nargs='+', metavar='MS',
+                            default=[0, 5],
+                            help='milliseconds that a packet takes longer '
+                                 'either way (default: 0 5)')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Measure."""
+        cloud = self.cloud
+        with progress.shown(self.app.stderr) as report:
+            cloud.up(2, report, options=distance.OPTIONS)
+        try:
+            found = list(distance.run(
+                cloud, parsed_args.delays, parsed_args.rounds,
+                lambda text: print(text, file=self.app.stderr, flush=True)))
+        finally:
+            cloud.down()
+        distance.show(found, consoles.Console(
+            file=self.app.stdout, highlight=False, soft_wrap=True))
+        return 0
+
+
 class Bench(_LabCommand):
     """Measure what a move costs a guest: the native helper and dm-clone.
 
@@ -827,7 +875,8 @@ _COMMANDS: dict[str, Any] = {
     'console': Console, 'kill': Kill, 'start': Start, 'cut': Cut,
     'heal': Heal, 'logs': Logs, 'env': Env, 'service': Service,
     'restart': Restart, 'chaos': Chaos, 'attach': Attach, 'compare': Compare,
-    'scale': Scale, 'fleet': Fleet, 'bench': Bench, 'tempest': Tempest,
+    'distance': Distance, 'scale': Scale, 'fleet': Fleet, 'bench': Bench,
+    'tempest': Tempest,
 }
 
 

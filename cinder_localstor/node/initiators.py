@@ -352,6 +352,10 @@ def _record(export: interface.Export) -> dict[str, str]:
             'node.session.initial_login_retry_max': str(LOGIN_RETRIES),
             'node.session.nr_sessions': '1',
             'node.session.scan': 'auto',
+            # As large as the kernel finds it useful (tcp_rmem); 512 KiB, which
+            # are open-iscsi's own and cut to net.core.rmem_max, make a line to
+            # a source that is far a slow one.
+            'node.conn[0].tcp.window_size': '0',
             # The driver logs in after a boot, when it knows what for.
             'node.startup': 'manual'}
 

@@ -12,6 +12,9 @@
 //! carries one byte after the other, at a distance. The guest has so many
 //! requests of 4 KiB in flight, seven reads for three writes, to blocks that are
 //! settled, and sends the next one the moment it has an answer.
+//!
+//! Another guest reads what has not arrived, from one end to the other, and gets
+//! so much of what it would get of the source itself.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -38,6 +41,8 @@ const TENTH: u64 = SECOND / 10;
 const ALONE: u64 = 3 * SECOND;
 const BESIDE: u64 = 26 * SECOND;
 const NOT_COUNTED: u64 = 6 * SECOND;
+/// How long somebody reads on.
+const READ: u64 = 5 * SECOND;
 /// How much is drawn, and how much of that the guest is alone.
 const DRAWN: u64 = 12 * SECOND;
 const DRAWN_ALONE: u64 = 2 * SECOND;
@@ -188,8 +193,18 @@ impl Got {
     }
 }
 
+/// What a guest does.
+#[derive(Clone, Copy)]
+enum Guest {
+    /// It reads and writes blocks that are settled, here and there.
+    Busy,
+    /// It reads what is remote: so many bytes after those that it read last.
+    Reader { length: u64, next: u64 },
+}
+
 struct Model {
     properties: Properties,
+    guest: Guest,
     volume: Volume,
     memory: Zeros,
     now: Time,
@@ -206,10 +221,11 @@ struct Model {
 }
 
 impl Model {
-    fn new(properties: Properties, depth: u32) -> Self {
+    fn new(properties: Properties, guest: Guest, depth: u32) -> Self {
         let config = Config::new([1; 16], SIZE, metadata_size(SIZE));
         let mut model = Self {
             properties,
+            guest,
             memory: Zeros::new(&config),
             volume: Volume::format(config).expect("a configuration that works"),
             now: Time(1),
@@ -247,14 +263,23 @@ impl Model {
     }
 
     fn send(&mut self, thread: u32) {
-        let offset = self.random.next() % (USED / BLOCK) * BLOCK;
-        let operation = if self.random.next() % 10 < 3 {
-            Operation::Write { fua: false }
-        } else {
-            Operation::Read
-        };
         self.sent[thread as usize] = self.now;
-        self.request(thread, operation, offset, BLOCK);
+        match &mut self.guest {
+            Guest::Busy => {
+                let offset = self.random.next() % (USED / BLOCK) * BLOCK;
+                let operation = if self.random.next() % 10 < 3 {
+                    Operation::Write { fua: false }
+                } else {
+                    Operation::Read
+                };
+                self.request(thread, operation, offset, BLOCK);
+            }
+            Guest::Reader { length, next } => {
+                let (offset, length) = (*next, *length);
+                *next += length;
+                self.request(thread, Operation::Read, offset, length);
+            }
+        }
     }
 
     /// When the disk has carried out a request of so many bytes.
@@ -370,7 +395,7 @@ impl Model {
 
 /// What the guest loses, and hydration gets.
 fn compare(properties: Properties, depth: u32) {
-    let mut model = Model::new(properties, depth);
+    let mut model = Model::new(properties, Guest::Busy, depth);
     let used = model.disk.used;
     let mut alone = model.run(ALONE);
     let busy = (model.disk.used - used) as f64 / (ALONE * properties.channels as u64) as f64;
@@ -399,7 +424,7 @@ fn compare(properties: Properties, depth: u32) {
 
 /// What arrives while there is no guest.
 fn undisturbed(properties: Properties) {
-    let mut model = Model::new(properties, 0);
+    let mut model = Model::new(properties, Guest::Busy, 0);
     model.volume.start();
     model.act();
     model.run(SECOND);
@@ -415,9 +440,35 @@ fn undisturbed(properties: Properties) {
     );
 }
 
+/// What a reader gets that has so many bytes in each of its requests, beside
+/// what the line alone would give it.
+fn read_on(properties: Properties, depth: u32, length: u64) {
+    let guest = Guest::Reader {
+        length,
+        next: SIZE / 2,
+    };
+    let mut model = Model::new(properties, guest, depth);
+    model.volume.start();
+    model.act();
+    let got = model.run(READ);
+    let bytes = got.requests_a_second() * length as f64;
+    let Properties { line, distance, .. } = properties;
+    let turn = (distance + length * SECOND / line) as f64 / SECOND as f64;
+    let of_source = (f64::from(depth) * length as f64 / turn).min(line as f64);
+    println!(
+        "{:<20} {depth:>5} {:>9} {:>9.0} {:>9.0} {:>9.3} {:>9.0}",
+        properties.name,
+        length >> 10,
+        of_source / 1e6,
+        bytes / 1e6,
+        bytes / of_source,
+        got.rate() / 1e6,
+    );
+}
+
 /// Each tenth of a second, to be drawn.
 fn over_time(properties: Properties, depth: u32) {
-    let mut model = Model::new(properties, depth);
+    let mut model = Model::new(properties, Guest::Busy, depth);
     for tenth in 0..DRAWN / TENTH {
         if tenth == DRAWN_ALONE / TENTH {
             model.volume.start();
@@ -461,5 +512,14 @@ fn main() {
     }
     for properties in DISKS.into_iter().chain(FAR) {
         undisturbed(properties);
+    }
+    println!(
+        "\n{:<20} {:>5} {:>9} {:>9} {:>9} {:>9} {:>9}",
+        "disk and line", "depth", "KiB", "source", "reader", "of source", "arrives"
+    );
+    for properties in DISKS.into_iter().chain(FAR) {
+        for (depth, length) in [(1, 128 << 10), (2, 128 << 10), (1, 1 << 20)] {
+            read_on(properties, depth, length);
+        }
     }
 }

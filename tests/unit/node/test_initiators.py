@@ -155,6 +155,7 @@ class OpenISCSITest(unittest.TestCase):
 
     @ddt.data('node.session.nr_sessions --value 1',
               'node.session.scan --value auto',
+              'node.conn[0].tcp.window_size --value 0',
               'node.startup --value manual')
     def test_what_others_may_have_configured_does_not_matter(self, setting):
         self.connect()
