@@ -38,8 +38,9 @@ DEVICE = re.compile(r'\b\d+:\d+\b')
 MODULES_BESIDES = {'multipath': ('dm-round-robin',)}
 NO_DEVICES = 'No devices found'
 # dmsetup asks for the names of all nodes first, and then for each of them: one
-# that has gone in between makes it fail (ENXIO).
-GONE = 'No such device or address'
+# that has gone in between makes it fail (ENXIO); in the first words where it
+# asks for tables, else in the others.
+GONE = '(No such device or address|Device does not exist)'
 # As often another may go while the rest is asked for.
 LOOKS = 10
 # Nodes that one command makes.  The kernel takes 128 KiB as an argument, which

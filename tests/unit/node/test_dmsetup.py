@@ -131,21 +131,22 @@ class DevicesTest(DmsetupTestCase):
         device = self.mapper.devices()['v-handle']
         self.assertEqual(((), ()), (device.status, device.under))
 
-    @ddt.data('info', 'status', 'table')
-    def test_any_node_that_goes_while_all_are_asked_for(self, asked):
+    @ddt.data(('info', 'Device does not exist.'),
+              ('status', 'Device does not exist.'),
+              ('table', 'device-mapper: table ioctl on other  failed: '
+               'No such device or address'))
+    @ddt.unpack
+    def test_any_node_that_goes_while_all_are_asked_for(self, asked, words):
         expected = self.mapper.devices()
         command = 'dmsetup ' + asked
         told = self.command.reply(command)
-        gone = exception.CommandFailed(
-            command=command, host='node1', reason='device-mapper: table '
-            'ioctl on other  failed: No such device or address\nCommand '
-            'failed.')
+        gone = exception.CommandFailed(command=command, host='node1',
+                                       reason=words + '\nCommand failed.')
         self.command.answer(command, gone, gone, told)
         self.assertEqual(expected, self.mapper.devices())
 
         self.command.answer(command, gone)
-        with self.assertRaisesRegex(exception.CommandFailed,
-                                    'No such device'):
+        with self.assertRaisesRegex(exception.CommandFailed, words):
             self.mapper.devices()
 
     def test_other_failure_is_told_at_once(self):
