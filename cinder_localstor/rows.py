@@ -823,9 +823,11 @@ def forget_export(ctxt: context.RequestContext, volume_id: str) -> None:
 
 def attachments(ctxt: context.RequestContext, volume_id: str
                 ) -> list[dict[str, Any]]:
-    """`id`, `instance_uuid`, `status` and `connector` of all attachments."""
+    """`id`, `instance_uuid`, `status`, `mountpoint` and `connector` of all
+    attachments.
+    """
     return [{'id': row.id, 'instance_uuid': row.instance_uuid,
-             'status': row.attach_status,
+             'status': row.attach_status, 'mountpoint': row.mountpoint,
              'connector': json.loads(row.connector) if row.connector else {}}
             for row in db.volume_attachment_get_all_by_volume_id(
                 ctxt.elevated(), volume_id)]

@@ -607,11 +607,16 @@ class LocalStorDriver(driver.VolumeDriver):
         """Whether an instance waits for a connection.
 
         A backup or an image upload connects without an attachment, others
-        attach without an instance.
+        attach without an instance. What an instance gets that is shelved
+        counts as attached, as Nova completes it, and has been nowhere; a
+        client of the API that knows no attachments notes no connector
+        either, but a mountpoint.
         """
-        return any(row['instance_uuid'] and row['status'] in (
-            fields.VolumeAttachStatus.RESERVED,
-            fields.VolumeAttachStatus.ATTACHING)
+        waits = (fields.VolumeAttachStatus.RESERVED,
+                 fields.VolumeAttachStatus.ATTACHING)
+        return any(row['instance_uuid'] and (
+            row['status'] in waits
+            or not row['connector'] and not row['mountpoint'])
             for row in rows.attachments(ctxt, volume.id))
 
     def create_export(self, ctxt: context.RequestContext,

@@ -210,11 +210,15 @@ class ActionsTest(BootedTestCase):
     def test_shelved_instance_comes_back_on_the_other_node(self):
         self.instance.act('shelve')
         self.instance.wait_for('SHELVED_OFFLOADED')
+        data = self.create(node=self.here)
+        self.instance.request_volume(data)
         self.instance.act('unshelve', {'host': self.there.name},
                           version='2.91')
         self.instance.wait_for('ACTIVE')
         self.assert_finds_its_stamps()
+        self.instance.wait_for_report('found', data)
         self.assert_arrives(self.root, self.there)
+        self.assert_arrives(data, self.there)
 
     def test_guest_sees_that_its_volume_has_grown(self):
         self.user.extend_volume(self.root, 2)

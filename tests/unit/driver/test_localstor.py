@@ -3,6 +3,7 @@
 import inspect
 from unittest import mock
 
+from cinder.db import api as db
 from cinder.interface import volume_driver
 from cinder import objects
 import ddt
@@ -282,6 +283,13 @@ class ConnectionTest(DriverTestCase):
 
     def test_instance_that_is_attached_already_does_not_wait(self):
         self.cloud.reserve(self.volume, HERE)
+        self.assertEqual(self.REMOTE,
+                         self.driver._choose(self.volume, INSTANCE)[0])
+
+    def test_what_a_client_of_the_former_api_has_attached_stays(self):
+        attachment = self.cloud.reserve(self.volume)
+        db.volume_attached(self.ctxt, attachment.id, attachment.instance_uuid,
+                           None, '/dev/vdb')
         self.assertEqual(self.REMOTE,
                          self.driver._choose(self.volume, INSTANCE)[0])
 

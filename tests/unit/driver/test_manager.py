@@ -3,10 +3,13 @@
 
 from unittest import mock
 
+from cinder.api import microversions as mv
+from cinder.api.v3 import attachments
 from cinder.db import api as db
 from cinder.db import models
 from cinder import exception as cinder_exception
 from cinder import objects
+from cinder.tests.unit.api import fakes
 from cinder.tests.unit import fake_constants as fake
 from cinder.volume import qos_specs
 from cinder.volume import rpcapi
@@ -97,6 +100,21 @@ class LifeTest(ManagerTestCase):
         self.assertEqual('available', self.refresh().status)
         self.assertTrue(self.cloud.delete(self.volume))
         self.assert_nothing_left()
+
+    def test_volume_follows_an_instance_that_was_shelved_when_it_got_it(self):
+        attachment = self.cloud.reserve(self.volume)
+        # Nova completes what it attaches though there is no node for it.
+        attachments.AttachmentsController(mock.Mock()).complete(
+            fakes.HTTPRequest.blank('/v3/attachments', use_admin_context=True,
+                                    version=mv.NEW_ATTACH_COMPLETION),
+            attachment.id, body={'os-complete': {}})
+        self.assertEqual('in-use', self.refresh().status)
+        connection = services.rpcapi.VolumeAPI().attachment_update(
+            self.ctxt, self.refresh(), self.cloud.connector(B), attachment.id)
+        self.assertEqual('local', connection['driver_volume_type'])
+        self.cloud.watch()
+        self.assertEqual(B, self.cloud.host_of(self.volume))
+        self.assert_whole()
 
     def test_limits_of_its_type_reach_whoever_attaches_it(self):
         limits = qos_specs.create(self.ctxt, 'limits', {
