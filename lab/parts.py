@@ -54,7 +54,8 @@ INSTANCES = services.Part(
     apis=nova.APIS,
     nodes=nova.NODE_SERVICES,
     kept=nova.KEPT,
-    state_size=2 * sizes.GIB,
+    # Images of shelved instances, and disks that are not of volumes
+    state_size=8 * sizes.GIB,
     # A guest is a QEMU of some 190 MiB.
     memory=2 * sizes.GIB,
     accounts=nova.ACCOUNTS,
