@@ -199,13 +199,19 @@ class NvmeSourceTarget(interface.SourceTarget):
         self._load()
         try:
             self._device_mapper.check_target(GUARDING_TARGET)
-            missing = self._ask(nvmet.what_is_missing)
+            with self._one_backend():
+                missing = self._ask(nvmet.what_is_missing)
         except exception.LocalStorException as error:
             missing = str(error)
         if missing:
             raise exception.NoTransport(
                 transport=interface.NVME, host=self._command.host,
                 reason=missing)
+
+    @staticmethod
+    def _one_backend() -> contextlib.AbstractContextManager[Any]:
+        """One backend of the node at a time; they start together."""
+        return lockutils.lock('nvmet', 'cinder-', external=True)
 
     def _load(self) -> None:
         with contextlib.suppress(exception.CommandFailed):
@@ -240,8 +246,8 @@ class NvmeSourceTarget(interface.SourceTarget):
             if move_id in self.remains():
                 self._take_away(move_id)
             self._put_guard(move_id, device, export)
-            # Two backends of a node that look for a port would make two.
-            with lockutils.lock('nvmet', 'cinder-', external=True):
+            # Two that look for a port would make two.
+            with self._one_backend():
                 self._ask(nvmet.admit, export.iqn,
                           *interface.split_portal(export.portal))
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """With a model of nvmet's part of configfs."""
 
+from concurrent import futures
 import os
 import shutil
 import subprocess
 import tempfile
+import time
 from unittest import mock
 
 from oslo_privsep import comm
@@ -365,6 +367,23 @@ class CheckTest(NvmetTestCase):
         self.target.check()
         self.assertEqual(['hosts', 'ports', 'subsystems'],
                          self.configfs.tree())
+
+    def test_backends_that_start_together_look_in_turn(self):
+        looking, most = [], []
+
+        def look():
+            looking.append(None)
+            most.append(len(looking))
+            time.sleep(0.05)
+            looking.pop()
+            return ''
+
+        self.patch('cinder_localstor.node.nvmet.what_is_missing', look)
+        with futures.ThreadPoolExecutor() as backends:
+            for checked in [backends.submit(self.target.check)
+                            for _backend in range(3)]:
+                checked.result()
+        self.assertEqual([1, 1, 1], most)
 
     def refuses(self, *words):
         error = self.assertRaises(exception.NoTransport, self.target.check)
