@@ -18,6 +18,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import cast
@@ -354,9 +355,13 @@ def refuse_discards(device: str) -> None:
 def install_udev_rules(path: str, text: str) -> None:
     """Put rules where udevd reads them: all of them or none."""
     _make_directory(os.path.dirname(path))
-    new = path + '.new'
-    with open(new, 'w', opener=lambda name, flags: os.open(
-            name, flags | os.O_NOFOLLOW, 0o644)) as file:
-        os.fchmod(file.fileno(), 0o644)
-        file.write(text)
-    os.replace(new, path)
+    # Backends of a node start together, and install the same.
+    descriptor, new = tempfile.mkstemp(dir=os.path.dirname(path))
+    try:
+        with open(descriptor, 'w') as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(text)
+        os.replace(new, path)
+    except BaseException:
+        os.unlink(new)
+        raise

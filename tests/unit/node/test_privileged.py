@@ -635,5 +635,24 @@ class FileTest(PrivilegedTestCase):
             self.assertRaises(OSError, privileged.install_udev_rules, path,
                               'other')
         self.assertEqual(b'text', self.read(path))
+        self.assertEqual(['56.rules'], os.listdir(os.path.dirname(path)))
         privileged.install_udev_rules(path, 'other')
         self.assertEqual(b'other', self.read(path))
+
+    def test_backends_that_start_together_install_the_same_rules(self):
+        path = self.path('run/rules.d/56.rules')
+        replace, others = os.replace, ['other']
+
+        def another_comes_first(*names):
+            if others:
+                others.pop()
+                other = threading.Thread(
+                    target=privileged.install_udev_rules, args=(path, 'text'))
+                other.start()
+                other.join()
+            replace(*names)
+
+        with mock.patch('os.replace', side_effect=another_comes_first):
+            privileged.install_udev_rules(path, 'text')
+        self.assertEqual(b'text', self.read(path))
+        self.assertEqual(['56.rules'], os.listdir(os.path.dirname(path)))
