@@ -508,12 +508,13 @@ class AttachmentsTest(RowsTestCase):
     def test_attachments(self):
         attachment = objects.VolumeAttachment(
             self.ctxt, volume_id=self.volume.id, instance_uuid=INSTANCE,
-            attach_status='attached')
+            attach_status='attached', mountpoint='na')
         attachment.connector = {'host': 'a'}
         attachment.create()
         self.assertEqual(
             [{'id': attachment.id, 'instance_uuid': INSTANCE,
-              'status': 'attached', 'connector': {'host': 'a'}}],
+              'status': 'attached', 'mountpoint': 'na',
+              'connector': {'host': 'a'}}],
             rows.attachments(self.ctxt, self.volume.id))
 
     def test_attachment_without_a_connector(self):
