@@ -134,6 +134,8 @@ class Scheduler:
             self.tend_exports(moves)
         owned = [move for move in moves if self._executor.owns(move)]
         if not owned:
+            # Whatever arrives from now on was not there before this process.
+            self._rates = {}
             return
         look = self._executor.look(ctxt, moves, whole=True)
         self._look_at_space(owned)
@@ -263,11 +265,7 @@ class Scheduler:
         """
         moves = [move for move in owned
                  if table.START_HYDRATION.is_done(move)]
-        if RATES in self._busy:
-            return
-        if not moves:
-            # Whatever arrives from now on was not there before this process.
-            self._rates = {}
+        if not moves or RATES in self._busy:
             return
         rate = self._configuration.localstor_hydration_rate * units.Mi
         share = rate // max(1, len(look.hydrating())) if rate else None

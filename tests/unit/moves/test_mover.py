@@ -1160,9 +1160,24 @@ class RateTest(MoverTestCase):
         self.assertEqual([], self.rates())
 
     def test_first_helper_that_was_told_before_the_first_look_too(self):
-        self.arrive_by()
+        self.cloud.watch()
+        self.arrive_between_looks()
         self.hold(5)
         self.assertEqual([], self.rates())
+
+    def arrive_between_looks(self):
+        """Let a volume arrive, which the next period finds under way."""
+        self.cloud.move(self.volume)
+        scheduler = self.cloud.running[base.B].scheduler
+        for move in rows.for_volume(self.ctxt, self.volume.id):
+            scheduler.look_after(move.move_id)
+
+    def test_helper_of_a_former_process_is_told_what_it_may_have_now(self):
+        self.cloud.move(self.volume)
+        self.override('localstor_hydration_min_rate', 20)
+        self.cloud.boot(base.B)
+        self.cloud.watch()
+        self.assertEqual([(None, 20 * units.Mi)], self.rates())
 
     def test_type_takes_no_more_than_its_share(self):
         self.override('localstor_hydration_rate', 30)
