@@ -5,7 +5,9 @@ import dataclasses
 import json
 import os
 import sys
+import time
 
+from lab import errors
 from lab import node as nodes
 
 SECTOR = 512  # bytes
@@ -41,6 +43,24 @@ def look(node: nodes.Node, device: str) -> Arrival | None:
     region = int(words[5]) * SECTOR
     local, total = (int(word) * region for word in words[6].split('/'))
     return Arrival('clone', 'no_hydration' not in words, local, total)
+
+
+def wait_until_hydrating(node: nodes.Node, device: str, timeout: float
+                         ) -> None:
+    """Wait until something arrives behind a handle.
+
+    :param device: of the handle
+    :param timeout: seconds
+    :raises LabError: nothing does in time
+    """
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        found = look(node, device)
+        if found and found.hydrating:
+            return
+        time.sleep(0.2)
+    raise errors.LabError(f'Hydration of {device} on {node.name} does not '
+                          f'begin')
 
 
 def throttle(node: nodes.Node, device: str, rate: int | None = None) -> None:

@@ -3,6 +3,8 @@
 
 import argparse
 import collections
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 import logging
 import os
@@ -589,15 +591,8 @@ class Scale(lister.Lister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Measure."""
-        cloud = self.app.cloud
-        with progress.shown(self.app.stderr) as report:
-            cloud.up(2, report)
-        try:
-            found = list(scale.run(
-                cloud, parsed_args.volumes,
-                lambda text: print(text, file=self.app.stderr, flush=True)))
-        finally:
-            cloud.down()
+        with self.app.passing(2) as cloud:
+            found = list(scale.run(cloud, parsed_args.volumes, self.app.say))
         return (('What', 'Commands', 'Seconds in them', 'Seconds in all'),
                 [(line.what, line.commands, '%.2f' % line.inside,
                   '' if line.seconds is None else '%.1f' % line.seconds)
@@ -636,16 +631,10 @@ class Fleet(lister.Lister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Measure."""
-        cloud = self.app.cloud
-        with progress.shown(self.app.stderr) as report:
-            cloud.up(0, report)
-        try:
+        with self.app.passing(0) as cloud:
             return fleet.HEADINGS, [fleet.row(found) for found in fleet.run(
                 cloud, sorted(parsed_args.nodes or fleet.SIZES),
-                parsed_args.rate, parsed_args.seconds,
-                lambda text: print(text, file=self.app.stderr, flush=True))]
-        finally:
-            cloud.down()
+                parsed_args.rate, parsed_args.seconds, self.app.say)]
 
 
 class Compare(lister.Lister):
@@ -672,16 +661,11 @@ class Compare(lister.Lister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Measure."""
-        cloud = self.app.cloud
-        with progress.shown(self.app.stderr) as report:
-            cloud.up(2, report, also=['nova', 'lvm'],
-                     disk_size=compare.disk_size(parsed_args.volumes))
-        try:
-            figures = list(compare.run(
-                cloud, parsed_args.rounds, parsed_args.volumes,
-                lambda text: print(text, file=self.app.stderr, flush=True)))
-        finally:
-            cloud.down()
+        with self.app.passing(
+                2, also=['nova', 'lvm'],
+                disk_size=compare.disk_size(parsed_args.volumes)) as cloud:
+            figures = list(compare.run(cloud, parsed_args.rounds,
+                                       parsed_args.volumes, self.app.say))
 
         def shown(figure: float | None) -> str:
             return '' if figure is None else '%.2f' % figure
@@ -716,26 +700,20 @@ class Attach(_LabCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Measure."""
-        cloud = self.cloud
         transport = parsed_args.transport
-        with progress.shown(self.app.stderr) as report:
-            cloud.up(2, report, also=['lvm'], disk_size=attach.DISK_SIZE,
-                     kernel='stock' if transport == 'iscsi' else 'own',
-                     options={backend: {'localstor_transport': transport}
-                              for backend in configuration.BACKENDS})
-
-        def say(text: str) -> None:
-            print(text, file=self.app.stderr, flush=True)
-        try:
-            found = list(attach.run(cloud, parsed_args.rounds, say))
+        with self.app.passing(
+                2, also=['lvm'], disk_size=attach.DISK_SIZE,
+                kernel='stock' if transport == 'iscsi' else 'own',
+                options={backend: {'localstor_transport': transport}
+                         for backend in configuration.BACKENDS}) as cloud:
+            found = list(attach.run(cloud, parsed_args.rounds, self.app.say))
             # Of these the steps are shown.
             lines = [line for node in cloud.nodes for line in
                      node.service('cinder-volume').log.read_text(
                          errors='replace').splitlines()]
-            storms = (list(attach.storms(cloud, parsed_args.storm, say))
+            storms = (list(attach.storms(cloud, parsed_args.storm,
+                                         self.app.say))
                       if parsed_args.storm else [])
-        finally:
-            cloud.down()
         console = consoles.Console(file=self.app.stdout, highlight=False,
                                    soft_wrap=True)
         attach.show(found, storms, lines, console)
@@ -764,15 +742,9 @@ class Distance(_LabCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Measure."""
-        cloud = self.cloud
-        with progress.shown(self.app.stderr) as report:
-            cloud.up(2, report, options=distance.OPTIONS)
-        try:
-            found = list(distance.run(
-                cloud, parsed_args.delays, parsed_args.rounds,
-                lambda text: print(text, file=self.app.stderr, flush=True)))
-        finally:
-            cloud.down()
+        with self.app.passing(2, options=distance.OPTIONS) as cloud:
+            found = list(distance.run(cloud, parsed_args.delays,
+                                      parsed_args.rounds, self.app.say))
         distance.show(found, consoles.Console(
             file=self.app.stdout, highlight=False, soft_wrap=True))
         return 0
@@ -910,6 +882,23 @@ class Lab(app.App):
     def initialize_app(self, argv: list[str]) -> None:
         """Find the lab."""
         self.cloud = cloud.Cloud(self.options.name)
+
+    @contextlib.contextmanager
+    def passing(self, nodes: int, **what: Any) -> Iterator[cloud.Cloud]:
+        """The lab, up for what is measured in it and down after that.
+
+        :param what: as :meth:`cloud.Cloud.up` takes it
+        """
+        with progress.shown(self.stderr) as report:
+            self.cloud.up(nodes, report, **what)
+        try:
+            yield self.cloud
+        finally:
+            self.cloud.down()
+
+    def say(self, text: str) -> None:
+        """Tell what is being done, beside what is printed."""
+        print(text, file=self.stderr, flush=True)
 
     def configure_logging(self) -> None:
         """Be quiet about what libraries have to say."""

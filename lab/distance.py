@@ -95,10 +95,10 @@ def _arrives(cloud: clouds.Cloud, backend: str, delay: int) -> Iterator[Rate]:
               f'count={SIZE}', 'oflag=direct', 'status=none'],
              timeout=PATIENCE)
     user.detach(attachment)
-    with _longer(cloud.nodes[:2], delay):
+    with _longer([here, there] if delay else [], delay):
         attachment = user.attach(volume, there)
         device = attachment.device
-        _wait_until_hydrating(there, device)
+        arrival.wait_until_hydrating(there, device, PATIENCE)
         arrival.throttle(there, device, MINIMUM)
         source = _source(there)
         skip = READ_FROM
@@ -119,26 +119,14 @@ def _arrives(cloud: clouds.Cloud, backend: str, delay: int) -> Iterator[Rate]:
 @contextlib.contextmanager
 def _longer(found: list[nodes.Node], delay: int) -> Iterator[None]:
     """Let each packet of these nodes take so many milliseconds longer."""
-    if delay:
-        for node in found:
-            node.run(['tc', 'qdisc', 'add', 'dev', 'vec0', 'root', 'netem',
-                      'delay', f'{delay}ms', 'limit', '100000'])
+    for node in found:
+        node.run(['tc', 'qdisc', 'add', 'dev', 'vec0', 'root', 'netem',
+                  'delay', f'{delay}ms', 'limit', '100000'])
     try:
         yield
     finally:
-        if delay:
-            for node in found:
-                node.run(['tc', 'qdisc', 'del', 'dev', 'vec0', 'root'])
-
-
-def _wait_until_hydrating(node: nodes.Node, device: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        found = arrival.look(node, device)
-        if found and found.hydrating:
-            return
-        time.sleep(0.1)
-    raise errors.LabError(f'{device} on {node.name} does not arrive')
+        for node in found:
+            node.run(['tc', 'qdisc', 'del', 'dev', 'vec0', 'root'])
 
 
 def _source(node: nodes.Node) -> str:

@@ -243,15 +243,10 @@ class LabTestCase(testtools.TestCase):
 
         dm-clone, which can't be told, takes its time anyhow.
         """
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            found = self.arrival(attachment)
-            if found and found.hydrating:
-                self.held.append(attachment)
-                arrival.throttle(attachment.node, attachment.device, SLOW)
-                return
-            time.sleep(0.2)
-        self.fail('Hydration of %s does not begin' % attachment.device)
+        arrival.wait_until_hydrating(attachment.node, attachment.device,
+                                     PATIENCE)
+        self.held.append(attachment)
+        arrival.throttle(attachment.node, attachment.device, SLOW)
 
     def let_go(self):
         """Let go on what was held."""
