@@ -95,6 +95,15 @@ def _seed(text: str) -> int:
     return seed
 
 
+def _node_and_block_size(text: str) -> tuple[str, int]:
+    """The name of a node, and bytes of a logical block of its disks."""
+    node, _, size = text.partition('=')
+    if not node or size not in map(str, volatile.BLOCK_SIZES):
+        raise argparse.ArgumentTypeError(
+            f'"{text}" is not of the form NODE=BYTES, with 512 or 4096 bytes')
+    return node, int(size)
+
+
 def _add_disks(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument('--disks', choices=('plain', 'volatile'),
                         default=default,
@@ -157,6 +166,12 @@ class Up(_LabCommand):
                             help='size of the disk of each backend of a '
                                  'node, a sparse file (default: 8G)')
         _add_disks(parser, 'plain')
+        parser.add_argument('--block-size', type=_node_and_block_size,
+                            action='append', default=[],
+                            metavar='NODE=BYTES',
+                            help='bytes of a logical block of a node\'s '
+                                 'volatile disks, 512 or 4096 (default: '
+                                 '512); may be repeated')
         parser.add_argument('--driver', metavar='CLASS',
                             help='volume driver of "local" and "thin" '
                                  '(default: '
@@ -187,7 +202,9 @@ class Up(_LabCommand):
             fresh = self.cloud.up(
                 parsed_args.nodes, report, driver=parsed_args.driver,
                 options=options, disk_size=parsed_args.disk_size,
-                disks=parsed_args.disks, memory=parsed_args.memory,
+                disks=parsed_args.disks,
+                block_sizes=dict(parsed_args.block_size),
+                memory=parsed_args.memory,
                 kernel=parsed_args.kernel,
                 also=[name for name in parts.OPTIONAL
                       if getattr(parsed_args, name)],

@@ -134,6 +134,7 @@ class Cloud:
            disk_size: int = 8 * sizes.GIB, disks: str = 'plain',
            memory: str | None = None,
            environment: Mapping[str, Mapping[str, str]] | None = None,
+           block_sizes: Mapping[str, int] | None = None,
            kernel: str = 'stock', also: Collection[str] = (),
            bare: bool = False, keep: bool = False) -> bool:
         """Bring everything up; False if it was up already.
@@ -141,7 +142,9 @@ class Cloud:
         ``driver`` is the volume driver of the backends that are ours,
         ``options`` are further sections of every cinder.conf, and ``also`` are
         optional parts (:data:`lab.parts.OPTIONAL`); ``disks`` are ``plain``
-        or ``volatile`` (:mod:`lab.volatile`). ``environment`` is what
+        or ``volatile`` (:mod:`lab.volatile`), and these have logical blocks
+        of as many bytes as ``block_sizes`` says by the node's name, or of 512.
+        ``environment`` is what
         the services of a node find in theirs, by its name. ``kernel`` is what
         the nodes run, ``stock`` or ``own``. A node has the ``memory`` that
         its parts need, unless it is given. A ``bare`` lab is
@@ -155,6 +158,10 @@ class Cloud:
             raise errors.LabError(
                 'The lab needs root: it makes a network namespace and '
                 'devices in it.')
+        block_sizes = dict(block_sizes or {})
+        names = [layout.Layout.node_name(number + 1)
+                 for number in range(nodes)]
+        volatile.check_block_sizes(block_sizes, disks, names)
         part = parts.of(also)
         self._check_programs(part)
         kernels.named(kernel)
@@ -168,9 +175,9 @@ class Cloud:
             # What a crashed lab may have left.
             self._take_down()
             settings = {
-                'nodes': [layout.Layout.node_name(number + 1)
-                          for number in range(nodes)],
+                'nodes': names,
                 'disk_size': disk_size, 'disks': disks,
+                'block_sizes': block_sizes,
                 'parts': sorted(also),
                 'memory': memory or f'{part.memory >> 20}M',
                 'complete': False,

@@ -221,7 +221,9 @@ class Node:
             return []
         return [volatile.VolatileDisk(
             self.name, disk.name, self.disk(disk.name), self._layout,
-            self._network, self._table) for disk in self._disks()]
+            self._network, self._table,
+            self._settings['block_sizes'].get(self.name, 512))
+            for disk in self._disks()]
 
     def _plug_in_disks(self) -> list[str]:
         """What the kernel has to be told of its disks."""

@@ -7,6 +7,8 @@ to itself; when the power is cut, a seed decides which of it is lost. Its
 control socket is described in ``lab/disk/src/control.rs``.
 """
 
+from collections.abc import Collection
+from collections.abc import Mapping
 import dataclasses
 import json
 import os
@@ -25,6 +27,8 @@ from lab import processes
 PROGRAM = (pathlib.Path(__file__).resolve().parent
            / 'disk/target/release/localstor-lab-disk')
 LOSE = ('keep', 'drop', 'tear', 'random')
+# Bytes of a logical block that a disk may have
+BLOCK_SIZES = (512, 4096)
 # Seconds
 PATIENCE = 20
 # The kind of device that virtio calls a block device
@@ -58,6 +62,23 @@ def check() -> None:
             f'lab-programs". It is looked for at {PROGRAM}.')
 
 
+def check_block_sizes(block_sizes: Mapping[str, int], disks: str,
+                      nodes: Collection[str]) -> None:
+    """LabError if a lab can't have disks with such logical blocks.
+
+    :param block_sizes: bytes of a block, by the name of the node
+    :param disks: what they are, ``plain`` or ``volatile``
+    :param nodes: names of all nodes
+    """
+    if block_sizes and disks != 'volatile':
+        raise errors.LabError('Plain disks have logical blocks of 512 bytes; '
+                              'volatile ones may have others.')
+    if strange := set(block_sizes).difference(nodes):
+        raise errors.NotFound(
+            f'Blocks are given a size on {", ".join(sorted(strange))}, but '
+            f'the lab is to have {", ".join(nodes) or "no node"}.')
+
+
 def choose_seed() -> int:
     """A seed by chance."""
     return secrets.randbelow(1 << 32)
@@ -68,13 +89,16 @@ class VolatileDisk:
 
     def __init__(self, node: str, name: str, file: pathlib.Path,
                  place: layout.Layout, net: network.Network,
-                 table: processes.ProcessTable) -> None:
-        """:param file: what of it is durable"""
+                 table: processes.ProcessTable, block_size: int) -> None:
+        """:param file: what of it is durable
+        :param block_size: bytes of a logical block
+        """
         self.name = name
         self._process_name = f'{node}.{name}'
         self._file = file
         self._network = net
         self._table = table
+        self._block_size = block_size
         self._log = place.log(node, f'disk-{name}')
         self._socket = place.runtime / f'{self._process_name}.disk'
         self._control = place.runtime / f'{self._process_name}.control'
@@ -93,7 +117,8 @@ class VolatileDisk:
             self._process_name, self._network.wrap([
                 str(PROGRAM), f'--file={self._file}',
                 f'--socket={self._socket}', f'--control={self._control}',
-                f'--id={self.name}']), self._log, {})
+                f'--id={self.name}', f'--block-size={self._block_size}']),
+            self._log, {})
         deadline = time.monotonic() + PATIENCE
         while not self._control.exists() or not self._answers():
             process = self._table.get(self._process_name)

@@ -18,8 +18,10 @@ use thiserror::Error;
 
 use crate::loss::{Fate, Fates, Lose};
 
-/// Bytes of a sector: what a disk writes whole or not at all.
+/// Bytes of a sector, in which virtio counts; blocks of a disk have one or more.
 pub const SECTOR: u64 = 512;
+
+const MAX_BLOCK: u64 = 4096;
 
 /// What may go wrong with a disk.
 #[derive(Debug, Error)]
@@ -33,15 +35,23 @@ pub enum Error {
         source: io::Error,
     },
     /// The file is no disk.
-    #[error("the disk's file {path} has {size} bytes; it needs a multiple of {SECTOR}, and not 0")]
+    #[error("the disk's file {path} has {size} bytes; it needs a multiple of {block}, and not 0")]
     Size {
         /// The file.
         path: PathBuf,
         /// Its size in bytes.
         size: u64,
+        /// The size of a block in bytes.
+        block: u64,
     },
-    /// A request goes beyond the disk, or not by whole sectors.
-    #[error("{length} bytes at byte {offset} are not whole sectors of a disk of {capacity} bytes")]
+    /// Blocks have another size than disks have.
+    #[error("a disk has no blocks of {0} bytes, but of 512, 1024, 2048 or 4096")]
+    Block(u64),
+    /// A request goes beyond the disk, or not by whole blocks.
+    #[error(
+        "{length} bytes at byte {offset} are not whole blocks of {block} bytes of a disk of \
+         {capacity} bytes"
+    )]
     Range {
         /// Where it begins, in bytes.
         offset: u64,
@@ -49,6 +59,8 @@ pub enum Error {
         length: u64,
         /// The disk's size in bytes.
         capacity: u64,
+        /// The size of a block in bytes.
+        block: u64,
     },
     /// The file fails.
     #[error("the disk's file fails: {0}")]
@@ -98,7 +110,7 @@ pub struct Losses {
     pub kept: u64,
     /// Writes that are gone.
     pub dropped: u64,
-    /// Writes of which some sectors reached the disk.
+    /// Writes of which some blocks reached the disk.
     pub torn: u64,
 }
 
@@ -106,6 +118,7 @@ pub struct Losses {
 pub struct Cache {
     file: File,
     capacity: u64,
+    block: u64,
     limit: u64,
     // In the order of their completion, which is that of their numbers.
     writes: VecDeque<Write>,
@@ -117,23 +130,28 @@ impl Cache {
     /// Take a file as a disk of its size.
     ///
     /// `limit` is how many bytes the cache holds before it writes out by
-    /// itself.
-    pub fn open(path: &Path, limit: u64) -> Result<Self, Error> {
+    /// itself, and `block` how many the disk writes whole or not at all.
+    pub fn open(path: &Path, limit: u64, block: u64) -> Result<Self, Error> {
+        if !block.is_power_of_two() || !(SECTOR..=MAX_BLOCK).contains(&block) {
+            return Err(Error::Block(block));
+        }
         let opened = OpenOptions::new().read(true).write(true).open(path);
         let file = opened.map_err(|source| Error::Open {
             path: path.into(),
             source,
         })?;
         let capacity = file.metadata()?.len();
-        if capacity == 0 || capacity % SECTOR != 0 {
+        if capacity == 0 || capacity % block != 0 {
             return Err(Error::Size {
                 path: path.into(),
                 size: capacity,
+                block,
             });
         }
         Ok(Cache {
             file,
             capacity,
+            block,
             limit,
             writes: VecDeque::new(),
             held: 0,
@@ -144,6 +162,11 @@ impl Cache {
     /// The disk's size in bytes.
     pub fn capacity(&self) -> u64 {
         self.capacity
+    }
+
+    /// The size of a block in bytes.
+    pub fn block(&self) -> u64 {
+        self.block
     }
 
     /// How many writes were not flushed.
@@ -220,7 +243,7 @@ impl Cache {
         let mut losses = Losses::default();
         self.held = 0;
         for write in std::mem::take(&mut self.writes) {
-            match fates.next((write.content.length() / SECTOR) as usize) {
+            match fates.next((write.content.length() / self.block) as usize) {
                 Fate::Kept => {
                     losses.kept += 1;
                     put(&self.file, &write, 0, write.content.length())?;
@@ -230,7 +253,7 @@ impl Cache {
                     losses.torn += 1;
                     for (number, survives) in (0..).zip(survivors) {
                         if survives {
-                            put(&self.file, &write, number * SECTOR, SECTOR)?;
+                            put(&self.file, &write, number * self.block, self.block)?;
                         }
                     }
                 }
@@ -245,11 +268,10 @@ impl Cache {
             offset,
             length,
             capacity: self.capacity,
+            block: self.block,
         };
         match offset.checked_add(length) {
-            Some(end) if end <= self.capacity && offset % SECTOR == 0 && length % SECTOR == 0 => {
-                Ok(end)
-            }
+            Some(end) if end <= self.capacity && (offset | length) % self.block == 0 => Ok(end),
             _ => Err(out_of_range),
         }
     }

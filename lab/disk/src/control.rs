@@ -162,7 +162,7 @@ mod tests {
     fn disk() -> (NamedTempFile, Arc<Disk>) {
         let file = NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        let cache = Cache::open(file.path(), 1 << 20).unwrap();
+        let cache = Cache::open(file.path(), 1 << 20, 512).unwrap();
         (file, Arc::new(Disk::new(cache)))
     }
 

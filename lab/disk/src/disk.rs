@@ -138,6 +138,11 @@ impl Plug {
         self.disk.lock().cache.capacity()
     }
 
+    /// The size of a block in bytes.
+    pub fn block(&self) -> u64 {
+        self.disk.lock().cache.block()
+    }
+
     /// Now.
     pub fn now(&self) -> Result<Moment, Refusal> {
         Ok(self.lock()?.cache.now())

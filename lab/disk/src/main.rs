@@ -38,6 +38,9 @@ struct Arguments {
     /// MiB that are held before the oldest are made durable.
     #[arg(long, default_value_t = 64)]
     cache: u32,
+    /// Bytes of a logical block: 512 to 4096.
+    #[arg(long, default_value_t = 512)]
+    block_size: u32,
 }
 
 #[derive(Debug, Error)]
@@ -66,7 +69,11 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<(), Error> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(Error::Signals)?;
-    let cache = Cache::open(&arguments.file, u64::from(arguments.cache) << 20)?;
+    let cache = Cache::open(
+        &arguments.file,
+        u64::from(arguments.cache) << 20,
+        arguments.block_size.into(),
+    )?;
     let disk = Arc::new(Disk::new(cache));
     let controls = bind(&arguments.control)?;
     let nodes = bind(&arguments.socket)?;

@@ -40,8 +40,9 @@ pub const FEATURES: u64 = 1 << VIRTIO_BLK_F_FLUSH
     | 1 << VIRTIO_BLK_F_DISCARD
     | 1 << VIRTIO_BLK_F_WRITE_ZEROES;
 
-/// The configuration space of a disk of so many bytes (section 5.2.4).
-pub fn configuration(capacity: u64) -> Vec<u8> {
+/// The configuration space of a disk of so many bytes, in blocks of so many
+/// (section 5.2.4).
+pub fn configuration(capacity: u64, block: u64) -> Vec<u8> {
     let mut space = vec![0; size_of::<virtio_blk_config>()];
     let mut put = |offset: usize, bytes: &[u8]| {
         space[offset..offset + bytes.len()].copy_from_slice(bytes);
@@ -52,13 +53,16 @@ pub fn configuration(capacity: u64) -> Vec<u8> {
     );
     for (offset, value) in [
         (offset_of!(virtio_blk_config, seg_max), MAX_SEGMENTS),
-        (offset_of!(virtio_blk_config, blk_size), SECTOR as u32),
+        (offset_of!(virtio_blk_config, blk_size), block as u32),
         (
             offset_of!(virtio_blk_config, max_discard_sectors),
             MAX_ZEROED,
         ),
         (offset_of!(virtio_blk_config, max_discard_seg), 1),
-        (offset_of!(virtio_blk_config, discard_sector_alignment), 1),
+        (
+            offset_of!(virtio_blk_config, discard_sector_alignment),
+            (block / SECTOR) as u32,
+        ),
         (
             offset_of!(virtio_blk_config, max_write_zeroes_sectors),
             MAX_ZEROED,

@@ -168,7 +168,7 @@ impl VhostUserBackend for Device {
     fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
         // What lies behind the configuration reads as zeros: kernels ask for
         // fields that came with later versions.
-        let mut space = request::configuration(self.plug.capacity()).into_iter();
+        let mut space = request::configuration(self.plug.capacity(), self.plug.block()).into_iter();
         let wanted = space
             .by_ref()
             .skip(offset as usize)

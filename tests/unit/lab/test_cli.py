@@ -30,6 +30,15 @@ class ArgumentsTest(base.BaseTestCase):
     def test_no_option(self, text):
         self.assertRaises(argparse.ArgumentTypeError, cli._option, text)
 
+    def test_block_size_of_a_node(self):
+        self.assertEqual(('node2', 4096),
+                         cli._node_and_block_size('node2=4096'))
+
+    @ddt.data('4096', '=4096', 'node2=', 'node2=4K', 'node2=1000')
+    def test_no_block_size(self, text):
+        self.assertRaises(argparse.ArgumentTypeError,
+                          cli._node_and_block_size, text)
+
     @ddt.data((5, '5 s'), (65, '1 min 05 s'), (3720, '1 h 02 min'))
     @ddt.unpack
     def test_duration(self, seconds, expected):

@@ -17,6 +17,25 @@ from lab import layout
 from lab import volatile
 
 
+class BlockSizesTest(base.BaseTestCase):
+
+    def refuse(self, *arguments):
+        return str(self.assertRaises(
+            errors.LabError, volatile.check_block_sizes, *arguments))
+
+    def test_nodes_of_the_lab_have_volatile_disks_with_them(self):
+        volatile.check_block_sizes({'node1': 4096}, 'volatile', ['node1'])
+        volatile.check_block_sizes({}, 'plain', [])
+
+    def test_plain_disks_have_no_others(self):
+        self.assertIn('512', self.refuse({'node1': 4096}, 'plain', ['node1']))
+
+    def test_node_that_is_not_there_is_named(self):
+        said = self.refuse({'node9': 4096}, 'volatile', ['node1', 'node2'])
+        self.assertIn('node9', said)
+        self.assertIn('node1, node2', said)
+
+
 class ControlTest(base.BaseTestCase):
     """What is said to a disk, and what is made of its answers."""
 
@@ -27,7 +46,7 @@ class ControlTest(base.BaseTestCase):
             self.useFixture(fixtures.TempDir()).path)
         self.disk = volatile.VolatileDisk(
             'node1', 'local', pathlib.Path('/x/local.disk'), self.place,
-            mock.Mock(), mock.Mock())
+            mock.Mock(), mock.Mock(), 512)
         self.heard = []
 
     def answer(self, text):

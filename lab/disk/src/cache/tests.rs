@@ -13,7 +13,7 @@ const PLENTY: u64 = 1 << 20;
 fn disk(limit: u64) -> (NamedTempFile, Cache) {
     let file = NamedTempFile::new().unwrap();
     file.as_file().set_len(SECTORS * SECTOR).unwrap();
-    let cache = Cache::open(file.path(), limit).unwrap();
+    let cache = Cache::open(file.path(), limit, SECTOR).unwrap();
     (file, cache)
 }
 
@@ -167,14 +167,58 @@ fn a_file_that_is_no_disk_is_refused() {
     let file = NamedTempFile::new().unwrap();
     for size in [0, 100] {
         file.as_file().set_len(size).unwrap();
-        let refused = Cache::open(file.path(), PLENTY).err().unwrap();
+        let refused = Cache::open(file.path(), PLENTY, SECTOR).err().unwrap();
         assert!(
             refused.to_string().contains(&format!("{size} bytes")),
             "{refused}"
         );
     }
-    let refused = Cache::open(Path::new("/nowhere"), PLENTY).err().unwrap();
+    let refused = Cache::open(Path::new("/nowhere"), PLENTY, SECTOR)
+        .err()
+        .unwrap();
     assert!(refused.to_string().contains("/nowhere"), "{refused}");
+}
+
+fn disk_with_large_blocks() -> (NamedTempFile, Cache) {
+    let file = NamedTempFile::new().unwrap();
+    file.as_file().set_len(SECTORS * SECTOR).unwrap();
+    let cache = Cache::open(file.path(), PLENTY, 8 * SECTOR).unwrap();
+    (file, cache)
+}
+
+#[test]
+fn a_large_block_is_never_torn() {
+    for seed in 0..20 {
+        let (_file, mut cache) = disk_with_large_blocks();
+        cache.write(0, filled(SECTORS, 1)).unwrap();
+        cache.cut_power(seed, Lose::Tear).unwrap();
+        for block in seen(&cache).chunks(8) {
+            assert!(block.iter().all(|byte| *byte == block[0]), "{block:?}");
+        }
+    }
+}
+
+#[test]
+fn requests_for_a_part_of_a_large_block_are_refused() {
+    let (_file, mut cache) = disk_with_large_blocks();
+    for (offset, length) in [(SECTOR, 8 * SECTOR), (0, SECTOR)] {
+        let refused = cache.write(offset, Content::Zeros(length)).unwrap_err();
+        assert!(refused.to_string().contains("4096"), "{refused}");
+    }
+}
+
+#[test]
+fn a_disk_has_blocks_of_usual_sizes() {
+    let (file, _cache) = disk(PLENTY);
+    for block in [0, 256, 513, 8192] {
+        let refused = Cache::open(file.path(), PLENTY, block).err().unwrap();
+        assert!(matches!(refused, Error::Block(_)), "{block}: {refused}");
+    }
+    file.as_file().set_len(SECTOR).unwrap();
+    assert!(matches!(
+        Cache::open(file.path(), PLENTY, 4096),
+        Err(Error::Size { .. })
+    ));
 }
 
 /// Knows the allowed contents of each sector: the durable one, and those

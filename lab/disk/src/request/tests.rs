@@ -30,7 +30,9 @@ impl Rig {
     fn new() -> Self {
         let file = NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        let disk = Arc::new(Disk::new(Cache::open(file.path(), 1 << 20).unwrap()));
+        let disk = Arc::new(Disk::new(
+            Cache::open(file.path(), 1 << 20, SECTOR).unwrap(),
+        ));
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
         Rig {
             _file: file,
@@ -175,12 +177,14 @@ fn a_request_without_room_for_a_status_is_not_answered() {
 }
 
 #[test]
-fn the_configuration_tells_the_size_in_sectors() {
-    let space = configuration(8 << 30);
+fn the_configuration_tells_the_size_in_sectors_and_that_of_a_block() {
+    let space = configuration(8 << 30, 4096);
     assert_eq!(
         (8u64 << 30) / 512,
         u64::from_le_bytes(space[..8].try_into().unwrap())
     );
+    let at = offset_of!(virtio_blk_config, blk_size);
+    assert_eq!(4096u32.to_le_bytes(), space[at..at + 4]);
 }
 
 proptest! {
