@@ -35,8 +35,10 @@ class Source:
 
         :param transports: what the destination can read it by
         """
-        return self._node.target.describe(move_id, initiator, address,
-                                          transports)
+        return dataclasses.replace(
+            self._node.target.describe(move_id, initiator, address,
+                                       transports),
+            block_size=self._node.volumes.block_size())
 
     def check_snapshot(self, name: str) -> None:
         """See :meth:`cinder_localstor.datapath.snapshots.Snapshots.check`."""
@@ -57,7 +59,7 @@ class Source:
             the snapshot `depends` on that copy
         """
         export = self.describe_export(move_id, initiator, '', transports)
-        return {'export': dataclasses.asdict(export),
+        return {'export': export.as_dict(),
                 'block_size': self._node.volumes.block_size(),
                 'content': self.content(name),
                 'depends': not self._node.volumes.thin}

@@ -102,7 +102,8 @@ class Transfer:
     def as_dict(self) -> dict[str, Any]:
         """A form that RPC can carry."""
         # Peers of an earlier version know no fields but those that they need.
-        return {key: value for key, value in dataclasses.asdict(self).items()
+        values = {**dataclasses.asdict(self), 'export': self.export.as_dict()}
+        return {key: value for key, value in values.items()
                 if value != _DEFAULTS.get(key)}
 
     def kept(self, move_id: str, size: int) -> Transfer:

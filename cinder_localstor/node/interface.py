@@ -165,7 +165,9 @@ class Export:
     `initiator`, from `address`, is the only one that is admitted; `serial` is
     what the disk says of itself, '' in moves begun by a version that let LIO
     make one up.  `iqn` is the name of an NVMe subsystem, and `initiator` that
-    of a host, if the source is read over NVMe/TCP.
+    of a host, if the source is read over NVMe/TCP.  `block_size` are the bytes
+    of a logical block of the disk that tgtd shows, which it makes up; others
+    show what their device has.  A disk that is in use can't change it.
     """
 
     portal: str
@@ -176,6 +178,15 @@ class Export:
     address: str
     username: str
     password: str = dataclasses.field(repr=False)
+    block_size: int = SECTOR
+
+    def as_dict(self) -> dict[str, Any]:
+        """A form that RPC can carry."""
+        values = dataclasses.asdict(self)
+        if self.block_size == SECTOR:
+            # Peers of an earlier version know of no other.
+            del values['block_size']
+        return values
 
     @property
     def transport(self) -> str:

@@ -191,6 +191,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         self.total = total
         self._is_used = is_used
         self.faults = faults
+        self.logical_block = interface.SECTOR
         self.disks: dict[str, Disk] = {}
         # What a command that has died has left behind
         self.abandoned: set[str] = set()
@@ -235,7 +236,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
                                   len(self.disks), thin=False)
 
     def block_size(self) -> int:
-        return 512
+        return self.logical_block
 
     def path(self, name: str) -> str:
         return '/dev/%s/%s' % (self.name, name)
@@ -477,6 +478,10 @@ class SimulatedDeviceMapper(interface.DeviceMapper):
         """Whether a node lies on a device."""
         return any(path in self._devices_of(node)
                    for node in self.nodes.values())
+
+    def under(self, name: str) -> list[str]:
+        """Paths of the devices that a node lies on."""
+        return self._devices_of(self.nodes[name])
 
     def _devices_of(self, node: Mapped) -> list[str]:
         return [word for segment in node.table
@@ -814,6 +819,11 @@ class SimulatedInitiator(interface.Initiator):
         self.sessions.pop(export.iqn, None)
         self.broken.discard(export.iqn)
 
+    def block_size(self, move_id: str) -> int:
+        """Bytes of a logical block of a connected disk."""
+        return next(export.block_size for export in self.sessions.values()
+                    if export.serial == move_id)
+
     def find(self, move_id: str) -> tuple['SimulatedNode', str]:
         """The node and the device behind a connected disk."""
         for export in self.sessions.values():
@@ -865,6 +875,7 @@ class SimulatedHydrators(interface.Hydrators):
             for device in (hydrator.data, hydrator.metadata,
                            hydrator.source):
                 self._node.check_device(device)
+            self._check_blocks(hydrator)
             regions = hydrator.size // (REGION * interface.SECTOR)
             self.processes[copy] = Process(
                 Arrival(self._node, hydrator.metadata, hydrator.data,
@@ -872,6 +883,15 @@ class SimulatedHydrators(interface.Hydrators):
                 self.SUPERBLOCK in self._node.disk(hydrator.metadata).regions,
                 hydrator.minimum)
         return self.path(copy)
+
+    def _check_blocks(self, hydrator: interface.Hydrator) -> None:
+        source, data = (self._node.block_size(device) for device
+                        in (hydrator.source, hydrator.data))
+        if source != data:
+            raise exception.CommandFailed(
+                command='localstor-hydrator', host=self.faults.host,
+                reason='%s has logical blocks of %d bytes, %s of %d' % (
+                    hydrator.source, source, hydrator.data, data))
 
     def status(self, copy: str) -> interface.HydratorStatus | None:
         process = self.processes.get(copy)
@@ -1018,6 +1038,16 @@ class SimulatedNode:
             raise exception.CommandFailed(
                 command='open ' + path, host=self.host,
                 reason='No such device')
+
+    def block_size(self, path: str) -> int:
+        """Bytes of a logical block of a device."""
+        _dev, group, name = path.strip('/').split('/')
+        if group == 'mapper':
+            return max(map(self.block_size, self.device_mapper.under(name)),
+                       default=interface.SECTOR)
+        if group == 'iscsi':
+            return self.initiator.block_size(name)
+        return self.volumes.block_size()
 
     def check_end(self, path: str, sectors: int) -> None:
         """:raises CommandFailed: a device is smaller, if that is known"""

@@ -101,9 +101,9 @@ def make(command: commands.Commands, export: interface.Export, device: str
     disk = (*target, '--lun', str(LUN))
     try:
         command.run_in_turn('tgtadm, for ' + export.iqn, [
-            # Direct: past the page cache
+            # Direct: past the page cache, and so by whole logical blocks
             [*_DISK, '--op', 'new', *disk, '--backing-store', device,
-             '--bsoflags', 'direct'],
+             '--bsoflags', 'direct', '--blocksize', str(export.block_size)],
             [*_DISK, '--op', 'update', *disk, '--params',
              'readonly=1,scsi_sn=%(serial)s,scsi_id=%(serial)s' % {
                  'serial': export.serial}],

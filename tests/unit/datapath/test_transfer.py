@@ -26,6 +26,15 @@ class TransferTest(unittest.TestCase):
         sent = json.loads(json.dumps(TRANSFER.as_dict()))
         self.assertEqual(TRANSFER, transfer.Transfer.from_dict(sent))
 
+    def test_so_are_the_blocks_of_its_disk(self):
+        large = dataclasses.replace(TRANSFER, export=dataclasses.replace(
+            EXPORT, block_size=4096))
+        sent = json.loads(json.dumps(large.as_dict()))
+        self.assertEqual(large, transfer.Transfer.from_dict(sent))
+
+    def test_earlier_peer_is_not_told_what_it_takes_for_granted(self):
+        self.assertNotIn('block_size', TRANSFER.as_dict()['export'])
+
     def test_what_a_newer_peer_adds_is_not_taken_silently(self):
         self.assertRaises(TypeError, transfer.Transfer.from_dict,
                           {**TRANSFER.as_dict(), 'news': 1})

@@ -107,6 +107,19 @@ class FromSnapshotTest(CopierTestCase):
         self.cloud.write(volume, 20, 'behind the end of the snapshot')
         self.assert_made(volume)
 
+    @ddt.data(base.A, base.B)
+    def test_disks_may_all_have_large_blocks(self, host):
+        for node in self.cloud.nodes.values():
+            node.volumes.logical_block = 4096
+        self.assert_made(self.make(host, self.take()))
+
+    def test_it_is_not_made_where_blocks_are_larger(self):
+        snapshot = self.take()
+        self.cloud.nodes[base.B].volumes.logical_block = 4096
+        self.make(base.B, snapshot)
+        self.assertIsInstance(self.error, exception.BlockSizesDiffer)
+        self.assertIn('4096', str(self.error))
+
     def test_what_stays_on_its_node_is_never_exported(self):
         for move in [move for host in (base.A, base.B)
                      for move in rows.for_volume(self.ctxt, self.make(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import dataclasses
+
 import ddt
 
 from cinder_localstor import exception
@@ -93,7 +95,7 @@ class TargetsTest(base.TestCase):
         self.assertEqual([
             'target --op new --tid 13 --targetname ' + IQN,
             'logicalunit --op new --tid 13 --lun 1 --backing-store '
-            '/dev/mapper/v-handle --bsoflags direct',
+            '/dev/mapper/v-handle --bsoflags direct --blocksize 512',
             'logicalunit --op update --tid 13 --lun 1 --params '
             'readonly=1,scsi_sn=%s,scsi_id=%s' % (MOVE, MOVE),
             'account --op new --user user --password a secret',
@@ -101,6 +103,13 @@ class TargetsTest(base.TestCase):
             'target --op bind --tid 13 --initiator-address 192.0.2.2',
             'target --op bind --tid 13 --initiator-name ' + INITIATOR],
             self.changes())
+
+    def test_disk_has_the_blocks_that_its_export_is_described_with(self):
+        tgt.make(self.command, dataclasses.replace(EXPORT, block_size=4096),
+                 '/dev/x')
+        self.assertIn('logicalunit --op new --tid 13 --lun 1 --backing-store '
+                      '/dev/x --bsoflags direct --blocksize 4096',
+                      self.changes())
 
     def test_number_that_somebody_else_took_meanwhile_is_not_taken(self):
         self.command.answer(SHOW, SHOWN, SHOWN.replace('12', '13'))
