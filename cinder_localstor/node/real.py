@@ -32,7 +32,7 @@ def node(configuration: Any) -> interface.Node:
         target=transports.SourceTargets(
             transport, targets.source_target(configuration, command),
             targets.NvmeSourceTarget(configuration, command, device_mapper)),
-        remote=targets.CinderRemoteTarget(configuration),
+        remote=targets.CinderRemoteTarget(configuration, volumes),
         initiator=transports.Initiators(
             transport, initiators.OpenISCSIInitiator(command),
             initiators.NvmeInitiator(command)),

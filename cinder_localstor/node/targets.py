@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 import contextlib
+import copy
 import functools
 import glob
 import os
@@ -320,11 +321,23 @@ def source_target(configuration: Any, command: commands.Commands
     return kind(configuration, command)
 
 
-class CinderRemoteTarget(interface.RemoteTarget):
-    """Ordinary connections by Cinder's target driver."""
+# In Cinder's file about a target of tgt, see targets.conf(5)
+_BACKING_STORE = 'backing-store %(path)s'
+_LARGE_BLOCKS = '<%s>\n    block-size %d\n</backing-store>'
+_BLOCK_SIZE = re.compile(r'^\s*block-size (\d+)$', re.MULTILINE)
 
-    def __init__(self, configuration: Any) -> None:
+
+class CinderRemoteTarget(interface.RemoteTarget):
+    """Ordinary connections by Cinder's target driver.
+
+    tgt reads and writes a device directly, and so by whole logical blocks.  It
+    has to be told to show a disk that has the same; LIO does so by itself.
+    """
+
+    def __init__(self, configuration: Any, volumes: interface.VolumeGroup
+                 ) -> None:
         self._configuration = configuration
+        self._volumes = volumes
 
     @functools.cache
     def _driver(self) -> Any:
@@ -334,12 +347,36 @@ class CinderRemoteTarget(interface.RemoteTarget):
             REMOTE_TARGETS[self._configuration.target_helper],
             configuration=self._configuration)
 
+    def _exporter(self, block_size: int) -> Any:
+        """The driver that makes disks with logical blocks of so many bytes."""
+        exporter = copy.copy(self._driver())
+        if (self._configuration.target_helper == 'tgtadm'
+                and block_size != interface.SECTOR):
+            exporter.VOLUME_CONF = exporter.VOLUME_CONF.replace(
+                _BACKING_STORE, _LARGE_BLOCKS % (_BACKING_STORE, block_size))
+        return exporter
+
+    def _shown_block_size(self, volume: Any) -> int:
+        """Bytes of a logical block of the disk of an export that was made.
+
+        Whoever has it goes on to count by them, and earlier versions showed
+        all disks with those of a sector.
+        """
+        path = os.path.join(self._configuration.volumes_dir, volume['name'])
+        try:
+            with open(path) as file:
+                told = _BLOCK_SIZE.search(file.read())
+        except FileNotFoundError:
+            return self._volumes.block_size()
+        return int(told[1]) if told else interface.SECTOR
+
     def check(self) -> None:
         self._driver()
 
     def export(self, ctxt: context.RequestContext, volume: Any, device: str
                ) -> dict[str, str]:
-        data = self._driver().create_export(ctxt, volume, device)
+        data = self._exporter(self._volumes.block_size()).create_export(
+            ctxt, volume, device)
         return {'provider_location': data['location'],
                 'provider_auth': data['auth']}
 
@@ -348,7 +385,9 @@ class CinderRemoteTarget(interface.RemoteTarget):
         # Cinder's driver of LIO does nothing where there is any target, a
         # move's too.  Where there is none it restores what it has once saved:
         # the exports of moves that have ended since among that.
-        iscsi.ISCSITarget.ensure_export(self._driver(), ctxt, volume, device)
+        iscsi.ISCSITarget.ensure_export(
+            self._exporter(self._shown_block_size(volume)), ctxt, volume,
+            device)
         for connector in connectors:
             self._driver().initialize_connection(volume, connector)
 

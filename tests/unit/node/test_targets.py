@@ -262,7 +262,10 @@ class RemoteTest(base.TestCase):
         self.driver = mock.Mock()
         self.make = self.patch('oslo_utils.importutils.import_object',
                                return_value=self.driver)
-        self.remote = targets.CinderRemoteTarget(self.configuration)
+        self.volumes = mock.Mock()
+        self.volumes.block_size.return_value = 512
+        self.remote = targets.CinderRemoteTarget(self.configuration,
+                                                 self.volumes)
 
     def test_driver_is_made_when_it_is_needed(self):
         # Whoever only looks at a node has no need of it.
@@ -299,7 +302,68 @@ class RemoteTest(base.TestCase):
                                   if command[0] == 'add-initiator'])
         self.assertNotIn(('restore',), said)
 
+    def test_lio_is_told_nothing_of_blocks(self):
+        self.volumes.block_size.return_value = 4096
+        self.driver.create_export.return_value = {'location': 'l',
+                                                  'auth': 'a'}
+        self.override('target_helper', 'lioadm')
+        self.driver.VOLUME_CONF = None
+        self.remote.export(self.ctxt, 'v', '/dev/x')
+
     def test_connector_is_checked_before_it_is_admitted(self):
         self.driver.validate_connector.side_effect = ValueError
         self.assertRaises(ValueError, self.remote.connect, 'v', {})
         self.driver.initialize_connection.assert_not_called()
+
+
+class RemoteTgtTest(TargetTestCase):
+    """With Cinder's own driver of tgt."""
+
+    VOLUME = {'id': MOVE, 'name': 'volume-' + MOVE, 'provider_auth':
+              'CHAP user password', 'provider_location':
+              '192.0.2.1:3260,1 iqn.2010-10.org.openstack:volume-%s 1' % MOVE}
+
+    def setUp(self):
+        super().setUp()
+        self.override('target_helper', 'tgtadm')
+        shown = ('Target 1: %svolume-%s\n        LUN: 1\n' % (
+            self.configuration.target_prefix, MOVE), '')
+        for command in ('tgtadmin_show', 'tgtadm_show', 'tgtadmin_update'):
+            self.patch('cinder.privsep.targets.tgt.' + command,
+                       return_value=shown)
+        self.volumes = mock.Mock()
+        self.remote = targets.CinderRemoteTarget(self.configuration,
+                                                 self.volumes)
+
+    def written(self):
+        """What tgt-admin reads, line by line."""
+        path = os.path.join(self.directory, 'volume-' + MOVE)
+        with open(path) as file:
+            return [line.strip() for line in file if line.strip()]
+
+    def ensure(self):
+        self.remote.ensure(self.ctxt, self.VOLUME, '/dev/x', [])
+
+    def test_disk_has_the_blocks_of_the_device(self):
+        self.volumes.block_size.return_value = 4096
+        self.remote.export(self.ctxt, self.VOLUME, '/dev/x')
+        self.assertEqual(['<backing-store /dev/x>', 'block-size 4096',
+                          '</backing-store>'], self.written()[1:4])
+
+    def test_it_has_them_again(self):
+        self.test_disk_has_the_blocks_of_the_device()
+        self.ensure()
+        self.assertIn('block-size 4096', self.written())
+
+    def test_it_has_them_where_the_node_has_lost_what_it_knew(self):
+        self.volumes.block_size.return_value = 4096
+        self.ensure()
+        self.assertIn('block-size 4096', self.written())
+
+    def test_what_an_earlier_version_has_made_keeps_its_blocks(self):
+        self.volumes.block_size.return_value = 512
+        self.remote.export(self.ctxt, self.VOLUME, '/dev/x')
+        self.assertIn('backing-store /dev/x', self.written())
+        self.volumes.block_size.return_value = 4096
+        self.ensure()
+        self.assertIn('backing-store /dev/x', self.written())
