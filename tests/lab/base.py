@@ -34,6 +34,8 @@ DATA_PATHS = os.environ.get('LOCALSTOR_DATA_PATHS',
 KERNEL = os.environ.get('LOCALSTOR_KERNEL', 'stock')
 # By which sources are read; the other one, nvme-tcp, needs the own kernel.
 TRANSPORT = os.environ.get('LOCALSTOR_TRANSPORT', 'iscsi')
+# Bytes of a logical block of each disk, as disks have them (4Kn)
+BLOCK_SIZE = int(os.environ.get('LOCALSTOR_BLOCK_SIZE', '512'))
 # Of a node; each helper locks 35 MiB.
 MEMORY = os.environ.get('LOCALSTOR_MEMORY')
 # A move spends most of its time with waiting, and with wiping what was copied.
@@ -52,6 +54,8 @@ def cloud():
     """The lab of all tests, up."""
     found = clouds.Cloud(os.environ.get('LOCALSTOR_LAB', 'test'))
     found.up(nodes=3, disks='volatile', kernel=KERNEL, memory=MEMORY,
+             block_sizes={f'node{number}': BLOCK_SIZE
+                          for number in range(1, 4)},
              environment=chaos.ENVIRONMENT, options={
                  backend: {'localstor_data_path': path,
                            'localstor_verify': VERIFY[path]} | QUICK
