@@ -18,6 +18,7 @@ from lab import kernel
 from lab import layout
 from lab import network
 from lab import node_services
+from lab import partitions
 from lab import parts
 from lab import processes
 from lab import remote
@@ -221,8 +222,7 @@ class Node:
             return []
         return [volatile.VolatileDisk(
             self.name, disk.name, self.disk(disk.name), self._layout,
-            self._network, self._table,
-            self._settings['block_sizes'].get(self.name, 512))
+            self._network, self._table, self._block_size)
             for disk in self._disks()]
 
     def _plug_in_disks(self) -> list[str]:
@@ -348,8 +348,12 @@ class Node:
             path = self.disk(disk.name)
             if not path.exists():
                 with open(path, 'wb') as file:
+                    if disk.partitioned:
+                        file.write(partitions.table(disk.size,
+                                                    self._block_size))
                     file.truncate(disk.size)
-            script.append(disk.use(f'/dev/{kind}{letter}'))
+            script.append(disk.use(f'/dev/{kind}{letter}'
+                                   + '1' * disk.partitioned))
         place = self.place
         names = {other: self._layout.address(other)
                  for other in self._settings['nodes']}
@@ -421,6 +425,11 @@ class Node:
         # the old one for a minute.
         number = self._layout.node_number(self.name)
         return f'02:00:00:00:00:{number:02x}'
+
+    @property
+    def _block_size(self) -> int:
+        """Bytes of a logical block of its disks."""
+        return self._settings['block_sizes'].get(self.name, 512)
 
     def _disks(self) -> tuple[node_services.Disk, ...]:
         return node_services.disks(self._settings['disk_size'], self._part)

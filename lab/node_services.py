@@ -50,6 +50,8 @@ class Disk:
     # Shell commands, given the device; they run at every boot. What they
     # make is flushed: a machine's installation outlives its first power cut.
     use: Callable[[str], str]
+    # Whether a partition of it is used, and not the whole disk
+    partitioned: bool = False
 
 
 def _state(device: str, kept_paths: Iterable[str]) -> str:
@@ -89,7 +91,9 @@ def _group(backend: services.Backend) -> Callable[[str], str]:
 
 def disks(size: int, part: services.Part) -> tuple[Disk, ...]:
     """The disks of a node; the kernel names them in this order."""
-    return (*(Disk(backend.name, size, _group(backend))
+    # Real ones are of both kinds.
+    return (*(Disk(backend.name, size, _group(backend),
+                   partitioned=backend.thin)
               for backend in part.backends),
             Disk('state', part.state_size,
                  lambda device: _state(device, part.kept)))
@@ -135,7 +139,7 @@ devices {
     # LVM does not know this kind of disk.
     types = [ "ubd", 16 ]
     # Only the node's own disks: never what is inside a volume.
-    global_filter = [ "a|^/dev/ubd[a-z]$|", "a|^/dev/vd[a-z]$|", "r|.*|" ]
+    global_filter = [ "a|^/dev/(ubd|vd)[a-z]1?$|", "r|.*|" ]
     use_devicesfile = 0
     issue_discards = 0
 }

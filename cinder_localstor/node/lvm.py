@@ -28,6 +28,8 @@ from cinder_localstor.node import udev
 
 LOG = logging.getLogger(__name__)
 
+# Block devices by their names (Linux, Documentation/ABI/stable/sysfs-block)
+BLOCK_DEVICES = '/sys/class/block'
 # Which LVM locks for a command that changes the group (lvm.conf(5),
 # global/locking_dir)
 LOCK_FILE = '/run/lock/lvm/V_%s'
@@ -239,9 +241,8 @@ class LVMVolumeGroup(interface.VolumeGroup):
         udev.hide_group(self._command, self.name)
         self._activate_all()
         self._disks = self._read_disks()
-        self._block_size = max(
-            _logical_block_size(os.path.basename(os.path.realpath(disk)))
-            for disk in self._disks)
+        self._block_size = max(map(_logical_block_size, self._disks),
+                               default=interface.SECTOR)
 
     def _activate_all(self) -> None:
         try:
@@ -404,11 +405,12 @@ class LVMVolumeGroup(interface.VolumeGroup):
         return self._block_size
 
     def _read_disks(self) -> list[str]:
-        """Paths of the group's physical volumes."""
+        """Paths of the group's physical volumes; a lost one has none."""
         text = self._run(
             'vgs', '--reportformat', 'json', '--noheadings', '--options',
             'pv_name', self.name)
-        return [row['pv_name'] for row in parse_report(text, 'vg', 'vgs')]
+        return [row['pv_name'] for row in parse_report(text, 'vg', 'vgs')
+                if row['pv_name'].startswith('/')]
 
     def _flush(self) -> None:
         """Make durable what was changed.
@@ -685,5 +687,11 @@ def gibibytes(size: int) -> str:
 
 
 def _logical_block_size(disk: str) -> int:
-    with open('/sys/class/block/%s/queue/logical_block_size' % disk) as file:
+    """Bytes of a logical block of a disk or of a partition."""
+    device = os.path.realpath(os.path.join(
+        BLOCK_DEVICES, os.path.basename(os.path.realpath(disk))))
+    if os.path.exists(os.path.join(device, 'partition')):
+        # Only the disk that it is a part of has a queue.
+        device = os.path.dirname(device)
+    with open(os.path.join(device, 'queue', 'logical_block_size')) as file:
         return int(file.read())

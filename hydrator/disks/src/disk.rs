@@ -170,9 +170,17 @@ impl Disk {
     /// bytes; None if the disk takes none.
     pub fn discard_unit(&self) -> Option<u64> {
         let (major, minor) = self.number?;
+        let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+        // A partition's requests go through the queue of the disk that it is
+        // a part of, and its directory lies in that one's.
+        let queue = if device.join("partition").exists() {
+            device.join("../queue")
+        } else {
+            device.join("queue")
+        };
         let figure = |name: &str| {
-            let path = format!("/sys/dev/block/{major}:{minor}/queue/{name}");
-            std::fs::read_to_string(path).ok()?.trim().parse().ok()
+            let text = std::fs::read_to_string(queue.join(name)).ok()?;
+            text.trim().parse().ok()
         };
         let unit: u64 = figure("discard_granularity")?;
         let most: u64 = figure("discard_max_bytes")?;

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import pathlib
 from unittest import mock
 
 import ddt
@@ -666,14 +667,33 @@ class CheckTest(GroupTestCase):
         super().setUp()
         self.admit('["a|^/dev/sda4$|","r|.*|"]')
         self.command.answer('vgs', vgs(vg_size='1', vg_free='1'))
-        self.command.answer('vgs --reportformat json --noheadings',
-                            json.dumps({'report': [{'vg': [
-                                {'pv_name': '/dev/null'},
-                                {'pv_name': '/dev/zero'}]}]}))
+        self.use('/dev/null', '/dev/zero')
         self.command.answer('lvs', lvs())
-        self.sizes = self.patch(
-            'cinder_localstor.node.lvm._logical_block_size',
-            side_effect={'null': 512, 'zero': 4096}.get)
+        self.block_devices = pathlib.Path(
+            self.useFixture(fixtures.TempDir()).path)
+        self.patch('cinder_localstor.node.lvm.BLOCK_DEVICES',
+                   str(self.block_devices))
+        self.plug_in('null', 512)
+        self.plug_in('zero', 4096)
+
+    def plug_in(self, disk, block_size, partitions=()):
+        """Let sysfs show a disk as Linux does."""
+        device = self.block_devices / 'devices' / disk
+        (device / 'queue').mkdir(parents=True)
+        (device / 'queue' / 'logical_block_size').write_text(
+            '%d\n' % block_size)
+        (self.block_devices / disk).symlink_to(device)
+        for number in partitions:
+            partition = device / ('%sp%d' % (disk, number))
+            partition.mkdir()
+            (partition / 'partition').write_text('%d\n' % number)
+            (self.block_devices / partition.name).symlink_to(partition)
+
+    def use(self, *disks):
+        """Let the group have physical volumes."""
+        self.command.answer(
+            'vgs --reportformat json --noheadings', json.dumps(
+                {'report': [{'vg': [{'pv_name': disk} for disk in disks]}]}))
 
     def admit(self, filters, use_devicesfile=0):
         self.command.answer('lvmconfig', 'use_devicesfile=%d\n'
@@ -749,6 +769,18 @@ class CheckTest(GroupTestCase):
         self.group.check()
         self.assertEqual(4096, self.group.block_size())
 
+    def test_partition_has_the_blocks_of_its_disk(self):
+        self.plug_in('nvme0n1', 4096, partitions=(3,))
+        self.use('/dev/nvme0n1p3')
+        self.group.check()
+        self.assertEqual(4096, self.group.block_size())
+
+    def test_disk_that_is_lost_does_not_keep_the_others_away(self):
+        # As LVM calls it
+        self.use('/dev/null', '[unknown]')
+        self.group.check()
+        self.assertEqual(512, self.group.block_size())
+
     @ddt.data(('create', ('volume-1', units.Gi, frozenset()), 'lvcreate'),
               ('extend', ('volume-1', 2 * units.Gi), 'lvextend'),
               ('retag', ('volume-1', frozenset('a'), frozenset()),
@@ -791,9 +823,7 @@ class CheckTest(GroupTestCase):
 
     def test_disk_that_has_left_the_group_is_not_missed(self):
         self.group.check()
-        self.command.answer('vgs --reportformat json --noheadings',
-                            json.dumps({'report': [{'vg': [
-                                {'pv_name': '/dev/zero'}]}]}))
+        self.use('/dev/zero')
         self.flush.side_effect = self.without_null
         self.group.remove('volume-1')
         self.flush.assert_called_with('/dev/zero')
