@@ -112,7 +112,7 @@ soak-kernel: setup lab-programs lab-kernel
 # Where sources are read over NVMe/TCP
 soak-nvme: setup lab-programs lab-kernel
 	LOCALSTOR_KERNEL=own LOCALSTOR_TRANSPORT=nvme-tcp $(RUN_LAB_TESTS) \
-	    'test_nvme|test_moves|test_chains|test_security|test_hazards|test_power|test_block'\
+	    'test_nvme|test_moves|test_chains|test_security|test_hazards|test_power|test_block|test_unpriv'\
 	    ; $(LAB_DOWN)
 
 # The tests in the lab that "make test" leaves out
@@ -194,7 +194,7 @@ RUST_IS_NEW = printf '%s\n' $(RUST_VERSION) "$${found:-0}" | sort -V -C
 RUN_LAB_TESTS := TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color
 LAB_DOWN := status=$$?; $(LAB) --name test down && \
     $(LAB) --name nova down && $(LAB) --name furnished down && \
-    $(LAB) --name blocks down && \
+    $(LAB) --name blocks down && $(LAB) --name unprivileged down && \
     { [ $$status = 0 ] || $(VENV)/bin/stestr failing | tail -n 20; } && \
     exit $$status
 
@@ -251,7 +251,7 @@ lab-up: setup
 
 # Whatever this checkout has started
 lab-down: setup
-	for name in default demo demo-nova test nova furnished blocks boot tempest fleet \
+	for name in default demo demo-nova test nova furnished blocks unprivileged boot tempest fleet \
 	    bench-node bench-nova hydrator-ublk hydrator-nbd devstack; do \
 	    $(LAB) --name $$name down; done
 

@@ -157,6 +157,9 @@ class Up(_LabCommand):
         parser.add_argument('--lvm', action='store_true',
                             help='a third backend in each node, "lvm": '
                                  'Cinder\'s own driver, with thick volumes')
+        parser.add_argument('--unprivileged', action='store_true',
+                            help='let cinder-volume run as the user cinder, '
+                                 'with sudo and rootwrap')
         parser.add_argument('--memory', metavar='SIZE', type=_memory,
                             help='memory of a node (default: 1G, with '
                                  '--nova, --backup, --image-store or --lvm '

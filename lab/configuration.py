@@ -7,6 +7,7 @@ import urllib.parse
 
 from lab import layout
 from lab import services
+from lab import unprivileged
 
 PASSWORD = 'lab'
 REGION = 'RegionOne'
@@ -184,8 +185,8 @@ def cinder_control(place: services.Place) -> Sections:
 
 def privsep_helper(place: services.Place, config: str) -> str:
     """The command that starts a privileged daemon of a node's service."""
-    return shlex.join([str(place.binaries / 'privsep-helper'),
-                       '--config-file', config])
+    helper = [str(place.binaries / 'privsep-helper'), '--config-file', config]
+    return shlex.join(['sudo', *helper] if place.account else helper)
 
 
 def cinder_volume(place: services.Place, config: str) -> Sections:
@@ -199,6 +200,7 @@ def cinder_volume(place: services.Place, config: str) -> Sections:
     return services.merged(cinder(place), {
         'DEFAULT': {'enabled_backends': ','.join(backends),
                     'state_path': state,
+                    'rootwrap_config': unprivileged.ROOTWRAP,
                     'volume_clear_size': 0},
         'oslo_concurrency': {'lock_path': f'{state}/locks'},
         'coordination': {'backend_url': f'file://{state}/coordination'},

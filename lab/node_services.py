@@ -12,6 +12,7 @@ from typing import Mapping
 
 from lab import configuration
 from lab import services
+from lab import unprivileged
 
 # What a machine keeps when its power fails lies on this disk.
 STATE_MOUNT = '/var/lib/node'
@@ -109,7 +110,7 @@ def base_files(place: services.Place, names: Mapping[str, str],
         '/etc/hostname': place.name + '\n',
         '/etc/hosts': '\n'.join(hosts) + '\n',
         '/etc/lvm/lvm.conf': _LVM,
-        # There is no sudo on a bare machine and everything runs as root.
+        # There may be no sudo on the machine, and most of it runs as root.
         # Filtering commands is not what the lab is about, and it costs a
         # start of Python each time.
         '/usr/local/bin/sudo': _SUDO,
@@ -126,7 +127,8 @@ def _account_files(accounts: Iterable[services.Account]
                                        for entry in pwd.getpwall()}]
     if not missing:
         return {}
-    users = [f'{account.name}:x:{account.number}:{account.number}::'
+    # With "x" PAM would look for what /etc/shadow says.
+    users = [f'{account.name}:*:{account.number}:{account.number}::'
              f'/nonexistent:/usr/sbin/nologin\n' for account in missing]
     groups = [f'{account.name}:x:{account.number}:\n' for account in missing]
     return {path: pathlib.Path(path).read_text() + ''.join(lines)
@@ -155,6 +157,7 @@ global {
 
 _SUDO = '''\
 #!/bin/sh
+[ "$(id -u)" = 0 ] || exec /usr/bin/sudo "$@"
 while [ "${1#-}" != "$1" ]; do shift; done
 case "${1##*/}" in cinder-rootwrap|glance-rootwrap) shift 2;; esac
 exec "$@"
@@ -218,10 +221,10 @@ SERVICES = (
         stop_signal=signal.SIGKILL),
     services.Service(
         name='cinder-volume',
-        command=lambda place: [
+        command=lambda place: unprivileged.as_its_user(place, [
             str(place.binaries / 'python'),
             str(place.binaries / 'cinder-volume'),
-            '--config-file', cinder_config(place)],
+            '--config-file', cinder_config(place)]),
         files=lambda place: {
             cinder_config(place): services.render_ini(
                 configuration.cinder_volume(place, cinder_config(place))),

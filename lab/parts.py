@@ -16,6 +16,7 @@ from lab import node_services
 from lab import nova
 from lab import services
 from lab import sizes
+from lab import unprivileged
 
 VOLUMES = services.Part(
     programs=control_plane.PROGRAMS | node_services.PROGRAMS,
@@ -80,7 +81,8 @@ IN_TREE = services.Part(
     memory=2 * sizes.GIB)
 
 OPTIONAL = {'nova': INSTANCES, 'backup': BACKUPS, 'keys': KEYS,
-            'image_store': IMAGE_STORE, 'lvm': IN_TREE}
+            'image_store': IMAGE_STORE, 'lvm': IN_TREE,
+            'unprivileged': unprivileged.PART}
 
 
 def of(chosen: Collection[str]) -> services.Part:

@@ -32,6 +32,8 @@ class Place:
     options: Options = dataclasses.field(default_factory=dict)
     # Those of a node
     backends: 'tuple[Backend, ...]' = ()
+    # The user that cinder-volume runs as, or nobody but root
+    account: str = ''
 
     @property
     def binaries(self) -> pathlib.Path:
@@ -153,6 +155,8 @@ class Part:
     # Of a node that nobody wants to be smaller or larger, in bytes
     memory: int = 0
     accounts: tuple[Account, ...] = ()
+    # The one of them that cinder-volume runs as, or nobody but root
+    account: str = ''
     files: Callable[[Place], Mapping[str, str | Link]] = nothing
 
     def __add__(self, other: 'Part') -> 'Part':
@@ -171,6 +175,7 @@ class Part:
             state_size=max(self.state_size, other.state_size),
             memory=max(self.memory, other.memory),
             accounts=self.accounts + other.accounts,
+            account=self.account or other.account,
             files=lambda place: {**self.files(place), **other.files(place)})
 
 

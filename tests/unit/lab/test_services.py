@@ -218,11 +218,12 @@ class AccountsTest(base.BaseTestCase):
     def test_what_the_machine_lacks_is_added(self):
         files = self.files('nobody-has-this', 'root')
 
-        for path in ('/etc/passwd', '/etc/group'):
+        for path, password in (('/etc/passwd', '*'), ('/etc/group', 'x')):
             own = pathlib.Path(path).read_text()
             self.assertTrue(files[path].startswith(own))
             added = files[path].removeprefix(own)
-            self.assertTrue(added.startswith('nobody-has-this:x:64055:'))
+            self.assertTrue(added.startswith(
+                f'nobody-has-this:{password}:64055:'))
             self.assertEqual(1, added.count('\n'))
 
     def test_where_nothing_lacks_the_files_stay(self):
