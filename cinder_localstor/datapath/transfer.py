@@ -101,10 +101,8 @@ class Transfer:
 
     def as_dict(self) -> dict[str, Any]:
         """A form that RPC can carry."""
-        # Peers of an earlier version know no fields but those that they need.
-        values = {**dataclasses.asdict(self), 'export': self.export.as_dict()}
-        return {key: value for key, value in values.items()
-                if value != _DEFAULTS.get(key)}
+        return {**interface.without_defaults(self),
+                'export': self.export.as_dict()}
 
     def kept(self, move_id: str, size: int) -> Transfer:
         """What stands for the copy that this one has :attr:`replaced`: as if
@@ -128,11 +126,6 @@ class Transfer:
         """The inverse of :meth:`as_dict`."""
         return cls(**{**values,
                       'export': interface.Export(**values['export'])})
-
-
-_DEFAULTS = {field.name: field.default
-             for field in dataclasses.fields(Transfer)
-             if field.default is not dataclasses.MISSING}
 
 
 def source_node(copy: str) -> str:

@@ -158,6 +158,15 @@ class NewSnapshot(NamedTuple):
     tags: frozenset[str]
 
 
+def without_defaults(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass that have no default, or another value.
+
+    Peers of an earlier version know no fields but those that they need.
+    """
+    return {field.name: value for field in dataclasses.fields(record)
+            if (value := getattr(record, field.name)) != field.default}
+
+
 @dataclasses.dataclass(frozen=True)
 class Export:
     """Where a source copy can be reached and how to prove who asks.
@@ -182,11 +191,7 @@ class Export:
 
     def as_dict(self) -> dict[str, Any]:
         """A form that RPC can carry."""
-        values = dataclasses.asdict(self)
-        if self.block_size == SECTOR:
-            # Peers of an earlier version know of no other.
-            del values['block_size']
-        return values
+        return without_defaults(self)
 
     @property
     def transport(self) -> str:
