@@ -112,7 +112,7 @@ soak-kernel: setup lab-programs lab-kernel
 # Where sources are read over NVMe/TCP
 soak-nvme: setup lab-programs lab-kernel
 	LOCALSTOR_KERNEL=own LOCALSTOR_TRANSPORT=nvme-tcp $(RUN_LAB_TESTS) \
-	    'test_nvme|test_moves|test_chains|test_security|test_hazards|test_power|test_block|test_unpriv'\
+	    'test_(nvme|moves|chains|security|hazards|power|block|unprivileged)' \
 	    ; $(LAB_DOWN)
 
 # The tests in the lab that "make test" leaves out
@@ -251,7 +251,8 @@ lab-up: setup
 
 # Whatever this checkout has started
 lab-down: setup
-	for name in default demo demo-nova test nova furnished blocks unprivileged boot tempest fleet \
+	for name in default demo demo-nova test nova furnished blocks \
+	    unprivileged boot tempest fleet \
 	    bench-node bench-nova hydrator-ublk hydrator-nbd devstack; do \
 	    $(LAB) --name $$name down; done
 

@@ -41,6 +41,8 @@ MEMORY = os.environ.get('LOCALSTOR_MEMORY')
 # A move spends most of its time with waiting, and with wiping what was copied.
 QUICK = {'localstor_monitor_interval': 2, 'volume_clear_size': 64,
          'localstor_transport': TRANSPORT}
+OPTIONS = {backend: {'localstor_data_path': path} | QUICK
+           for backend, path in zip(configuration.BACKENDS, DATA_PATHS)}
 # GiB of a volume that is looked at in mid-move: dm-clone can't be held.
 SIZE = {backend: {'clone': 2, 'hydrator': 1}[path]
         for backend, path in zip(configuration.BACKENDS, DATA_PATHS)}
@@ -54,13 +56,12 @@ def cloud():
     """The lab of all tests, up."""
     found = clouds.Cloud(os.environ.get('LOCALSTOR_LAB', 'test'))
     found.up(nodes=3, disks='volatile', kernel=KERNEL, memory=MEMORY,
-             block_sizes={f'node{number}': BLOCK_SIZE
-                          for number in range(1, 4)},
+             block_sizes=dict.fromkeys(('node1', 'node2', 'node3'),
+                                       BLOCK_SIZE),
              environment=chaos.ENVIRONMENT, options={
-                 backend: {'localstor_data_path': path,
-                           'localstor_verify': VERIFY[path]} | QUICK
-                 for backend, path in zip(configuration.BACKENDS,
-                                          DATA_PATHS)})
+                 backend: options | {'localstor_verify': VERIFY[
+                     options['localstor_data_path']]}
+                 for backend, options in OPTIONS.items()})
     return found
 
 
@@ -76,9 +77,7 @@ def furnished_cloud():
                                         'furnished'))
     found.up(nodes=2, also=['backup', 'image_store', 'keys', 'lvm'], options={
         # Seconds until the scheduler knows of what has changed
-        'DEFAULT': {'backend_stats_polling_interval': 5}} | {
-            backend: {'localstor_data_path': path} | QUICK
-            for backend, path in zip(configuration.BACKENDS, DATA_PATHS)})
+        'DEFAULT': {'backend_stats_polling_interval': 5}} | OPTIONS)
     found.nodes[0].service('cinder-backup').stop()
     found.service('cinder-scheduler').restart()
     found.wait_for_backends(found.nodes)

@@ -6,7 +6,6 @@ import functools
 from keystoneauth1 import exceptions
 
 from lab import cloud as clouds
-from lab import configuration
 from tests.lab import base
 
 LARGE = 4096  # bytes
@@ -18,10 +17,8 @@ def cloud():
     """A lab of three nodes, up: two have disks with large blocks."""
     found = clouds.Cloud('blocks')
     found.up(nodes=3, disks='volatile', kernel=base.KERNEL,
-             block_sizes={'node1': LARGE, 'node2': LARGE}, options={
-                 backend: {'localstor_data_path': path} | base.QUICK
-                 for backend, path in zip(configuration.BACKENDS,
-                                          base.DATA_PATHS)})
+             block_sizes={'node1': LARGE, 'node2': LARGE},
+             options=base.OPTIONS)
     return found
 
 

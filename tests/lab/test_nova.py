@@ -10,7 +10,6 @@ import os
 import threading
 
 from lab import cloud as clouds
-from lab import configuration
 from lab import instances
 from lab import leftovers
 from lab import nova
@@ -27,9 +26,7 @@ NAME = os.environ.get('LOCALSTOR_NOVA_LAB', 'nova')
 def cloud():
     """The lab of these tests, up: two nodes in which instances run."""
     found = clouds.Cloud(NAME)
-    found.up(nodes=2, also=['keys', 'nova'], options={
-        backend: {'localstor_data_path': path} | base.QUICK
-        for backend, path in zip(configuration.BACKENDS, base.DATA_PATHS)})
+    found.up(nodes=2, also=['keys', 'nova'], options=base.OPTIONS)
     return found
 
 

@@ -4,7 +4,6 @@
 import functools
 
 from lab import cloud as clouds
-from lab import configuration
 from lab import unprivileged
 from tests.lab import base
 from tests.lab import test_moves
@@ -15,9 +14,8 @@ from tests.lab import test_snapshots
 def cloud():
     """A lab of two nodes, up, where cinder-volume is not root."""
     found = clouds.Cloud('unprivileged')
-    found.up(nodes=2, kernel=base.KERNEL, also=['unprivileged'], options={
-        backend: {'localstor_data_path': path} | base.QUICK
-        for backend, path in zip(configuration.BACKENDS, base.DATA_PATHS)})
+    found.up(nodes=2, kernel=base.KERNEL, also=['unprivileged'],
+             options=base.OPTIONS)
     return found
 
 
