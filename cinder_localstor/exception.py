@@ -41,10 +41,9 @@ class CommandStillRuns(CommandTimedOut):
 
 class VolumeGroupBusy(LocalStorException):
     message = _("Volume group '%(group)s' on %(host)s has been locked for "
-                "%(seconds)d seconds by '%(command)s' (process %(pid)d). "
-                "Nothing is done there until it ends: killed, it could leave "
-                "devices suspended. Look for a hanging disk with 'dmesg' and "
-                "'cat /proc/%(pid)d/stack'.")
+                "%(seconds)d seconds by %(holder)s. Nothing is done there "
+                "until it ends: killed, it could leave devices suspended. "
+                "Look for a hanging disk with 'dmesg'.")
 
 
 class OutputNotUnderstood(LocalStorException):

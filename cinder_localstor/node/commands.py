@@ -3,7 +3,6 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
-import functools
 import shlex
 import socket
 
@@ -53,8 +52,10 @@ class Commands:
         :raises CommandTimedOut: it is not usable yet
         :raises CommandFailed: it can't work
         """
-        return self._judge(functools.partial(privileged.start_hydrator, copy),
-                           arguments, self.timeout)
+        return self._judge(
+            lambda _arguments, limit: privileged.start_hydrator(
+                copy, arguments, limit),
+            [privileged.HYDRATOR, 'run', *arguments], self.timeout)
 
     def hold(self, names: Sequence[str], seconds: float) -> int:
         """Suspend device-mapper nodes; the process id of their guard.

@@ -268,7 +268,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
         if holder is not None and holder.seconds > self._command.timeout:
             raise exception.VolumeGroupBusy(
                 group=self.name, host=self._command.host,
-                **holder._asdict())
+                seconds=holder.seconds, holder=holder)
         return self._command.run(*arguments)
 
     def _lock_holder(self) -> privileged.Holder | None:

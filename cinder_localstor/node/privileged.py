@@ -13,6 +13,7 @@ from collections.abc import Callable
 import fcntl
 import os
 import select
+import shutil
 import signal
 import socket
 import stat
@@ -66,8 +67,13 @@ PATIENCE = 30
 
 # Where the native helpers are found; it must not outlive a reboot.
 RUNTIME = '/run/localstor'
-# systemd(1) runs here if this is there, see sd_booted(3).
+# systemd(1) runs on this node if this is there, see sd_booted(3).
 SYSTEMD = '/run/systemd/system'
+# The name of the first process that we see
+FIRST_PROCESS = '/proc/1/comm'
+
+# proc(5); in a container it lacks what others have locked.
+LOCKS = '/proc/locks'
 
 # Isolated: the folder that it is in has modules of its own.
 GUARD = [sys.executable, '-I', suspension.__file__]
@@ -181,11 +187,21 @@ UNSEEN = '(not to be seen here)'
 
 
 class Holder(NamedTuple):
-    """A process that has locked a file; `seconds` since the file is there."""
+    """A process that has locked a file; `seconds` since the file is there.
+
+    Its process id is 0 outside of the container that we are in.
+    """
 
     pid: int
     command: str
     seconds: float
+
+    def __str__(self) -> str:
+        if not self.pid:
+            return ("a process outside of our container ('lslocks' on the "
+                    "node tells which)")
+        return "'%s' (process %d, see /proc/%d/stack)" % (
+            self.command, self.pid, self.pid)
 
 
 @CONTEXT.entrypoint
@@ -198,22 +214,36 @@ def lock_holder(path: str) -> tuple[int, str, float] | None:
         found = os.stat(path)
     except FileNotFoundError:
         return None
-    # proc(5), /proc/locks
     file = '%02x:%02x:%d' % (os.major(found.st_dev), os.minor(found.st_dev),
                              found.st_ino)
-    with open('/proc/locks') as locks:
+    with open(LOCKS) as locks:
         pids = [int(words[4]) for words in map(str.split, locks)
                 if words[1] == 'FLOCK' and words[3] == 'WRITE'
                 and words[5] == file]
-    if not pids:
+    if not pids and not _is_locked(path):
         return None
+    pid = pids[0] if pids else 0
     try:
-        with open('/proc/%d/cmdline' % pids[0]) as arguments:
+        with open('/proc/%d/cmdline' % pid) as arguments:
             command = arguments.read().replace('\0', ' ').strip()
     except OSError:
         # It is outside of our container, or has left the lock to a child.
         command = UNSEEN
-    return pids[0], command, time.time() - found.st_mtime
+    return pid, command, time.time() - found.st_mtime
+
+
+def _is_locked(path: str) -> bool:
+    """Whether anybody has locked a file for itself alone."""
+    try:
+        with open(path) as file:
+            # For a moment nobody else gets it: LVM and our guards wait.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
 
 
 def suspension_lock() -> str:
@@ -240,7 +270,23 @@ def _scope() -> list[str]:
     """Before a command: it outlives whoever has started it."""
     # systemd ends what is in the scope of cinder-volume with it.
     return (['systemd-run', '--quiet', '--scope', '--collect']
-            if os.path.isdir(SYSTEMD) else [])
+            if _has_systemd() else [])
+
+
+def _has_systemd() -> bool:
+    """Whether there is a systemd that can be asked for a scope."""
+    if not (os.path.isdir(SYSTEMD)
+            and shutil.which('systemd-run', path=_path())):
+        return False
+    try:
+        with open(FIRST_PROCESS) as name:
+            # A container may have the node's /run.  What it asks a scope for
+            # are process ids, and the node's systemd would take processes
+            # of the node for them.
+            return name.read().strip() == 'systemd'
+    except OSError:
+        # It is hidden (proc(5), hidepid).
+        return True
 
 
 @CONTEXT.entrypoint

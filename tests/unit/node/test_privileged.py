@@ -49,6 +49,16 @@ class PrivilegedTestCase(unittest.TestCase):
     def path(self, name):
         return os.path.join(self.directory, name)
 
+    def boot_systemd(self, first):
+        """systemd runs on this node; who is our first process."""
+        os.mkdir(self.path('systemd'))
+        with open(self.path('comm'), 'w') as file:
+            file.write(first + '\n')
+        for name, path in (('SYSTEMD', 'systemd'), ('FIRST_PROCESS', 'comm')):
+            patched = mock.patch.object(privileged, name, self.path(path))
+            patched.start()
+            self.addCleanup(patched.stop)
+
     @contextlib.contextmanager
     def any_umask(self):
         """As a privsep daemon has it."""
@@ -265,6 +275,31 @@ class LockTest(PrivilegedTestCase):
             self.assertEqual(privileged.UNSEEN, privileged.lock_holder(
                 self.path('V_disks'))[1])
 
+    def outside(self):
+        """From now on as in a container: nobody else's locks are told."""
+        with open(self.path('locks'), 'w'):
+            pass
+        hidden = mock.patch.object(privileged, 'LOCKS', self.path('locks'))
+        hidden.start()
+        self.addCleanup(hidden.stop)
+
+    def test_holder_outside_of_our_container_counts(self):
+        self.outside()
+        self.lock(fcntl.LOCK_EX)
+        holder = privileged.Holder(*privileged.lock_holder(
+            self.path('V_disks')))
+        self.assertEqual((0, privileged.UNSEEN), holder[:2])
+        self.assertIn('lslocks', str(holder))
+
+    def test_nobody_outside_of_our_container_either(self):
+        self.outside()
+        self.assertIsNone(privileged.lock_holder(self.path('V_disks')))
+        reader = self.lock(fcntl.LOCK_SH)
+        self.assertIsNone(privileged.lock_holder(self.path('V_disks')))
+        reader.close()
+        # Nor is it locked by having been asked.
+        self.lock(fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     def test_one_that_waits_for_it_is_not_the_holder(self):
         self.lock(fcntl.LOCK_EX)
         waiting = subprocess.Popen(['flock', self.path('V_disks'), 'true'])
@@ -386,7 +421,7 @@ class GuardTest(PrivilegedTestCase):
         self.assertEqual((0, '', ''), privileged.let_go(guard, 10))
 
     def test_it_has_a_scope_of_its_own_where_systemd_runs(self):
-        os.mkdir(self.path('systemd'))
+        self.boot_systemd('systemd')
         self.program('systemd-run', 'echo "$*" >%s; shift 3; exec "$@"'
                      % self.path('scope'))
         self.hold()
@@ -538,11 +573,31 @@ class HydratorTest(PrivilegedTestCase):
         self.assertEqual((0, self.arguments() + '\n', ''), self.start())
 
     def test_it_gets_a_scope_of_its_own_where_systemd_runs(self):
-        os.mkdir(self.path('SYSTEMD'))
+        self.boot_systemd('systemd')
         self.program('systemd-run', 'echo "$*"')
         self.assertEqual(
             (0, '--quiet --scope --collect localstor-hydrator %s\n'
              % self.arguments(), ''), self.start())
+
+    def test_a_container_is_in_no_scope_of_its_node(self):
+        self.boot_systemd('dumb-init')
+        self.program('systemd-run', 'echo somebody else is in it; exit 1')
+        self.program('localstor-hydrator', 'echo "$*"')
+        self.assertEqual((0, self.arguments() + '\n', ''), self.start())
+
+    def test_container_with_the_processes_of_its_node_may_lack_systemd_run(
+            self):
+        self.boot_systemd('systemd')
+        self.program('localstor-hydrator', 'echo "$*"')
+        with mock.patch.object(privileged, '_path',
+                               return_value=self.directory):
+            self.assertEqual((0, self.arguments() + '\n', ''), self.start())
+
+    def test_first_process_that_is_hidden_is_taken_for_systemd(self):
+        self.boot_systemd('systemd')
+        os.unlink(self.path('comm'))
+        self.program('systemd-run', 'echo "$*"')
+        self.assertIn('--scope', self.start()[1])
 
     def serve(self, answer):
         """Answer one line on the socket of a helper; what was asked."""
