@@ -16,7 +16,7 @@ SHORT := $(SHORT)|ThinLioMoveTest.test_there_and_back|restart_of_both
 SHORT := $(SHORT)|ThinLioSourcePowerCut|dies_with|test_boot
 SHORT := $(SHORT)|[.]SecurityTest.test_nobody_else|[.]SecurityTest.test_secret
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|ThinCopyTest.test_clone_of
-SHORT := $(SHORT)|while_it_runs
+SHORT := $(SHORT)|while_it_runs|[.]EndTest.test_killed
 
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
         lab-programs soak soak-walks soak-kills soak-kernel soak-nvme \
@@ -112,7 +112,7 @@ soak-kernel: setup lab-programs lab-kernel
 # Where sources are read over NVMe/TCP
 soak-nvme: setup lab-programs lab-kernel
 	LOCALSTOR_KERNEL=own LOCALSTOR_TRANSPORT=nvme-tcp $(RUN_LAB_TESTS) \
-	    'test_(nvme|moves|chains|security|hazards|power|block|unprivileged)' \
+	    'test_(nvme|moves|chains|security|hazards|power|block|unpriv|contained)' \
 	    ; $(LAB_DOWN)
 
 # The tests in the lab that "make test" leaves out
@@ -195,6 +195,7 @@ RUN_LAB_TESTS := TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color
 LAB_DOWN := status=$$?; $(LAB) --name test down && \
     $(LAB) --name nova down && $(LAB) --name furnished down && \
     $(LAB) --name blocks down && $(LAB) --name unprivileged down && \
+    $(LAB) --name contained down && \
     { [ $$status = 0 ] || $(VENV)/bin/stestr failing | tail -n 20; } && \
     exit $$status
 
@@ -252,7 +253,7 @@ lab-up: setup
 # Whatever this checkout has started
 lab-down: setup
 	for name in default demo demo-nova test nova furnished blocks \
-	    unprivileged boot tempest fleet \
+	    unprivileged contained boot tempest fleet \
 	    bench-node bench-nova hydrator-ublk hydrator-nbd devstack; do \
 	    $(LAB) --name $$name down; done
 

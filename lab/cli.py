@@ -160,6 +160,8 @@ class Up(_LabCommand):
         parser.add_argument('--unprivileged', action='store_true',
                             help='let cinder-volume run as the user cinder, '
                                  'with sudo and rootwrap')
+        parser.add_argument('--contained', action='store_true',
+                            help='let cinder-volume run in a container')
         parser.add_argument('--memory', metavar='SIZE', type=_memory,
                             help='memory of a node (default: 1G, with '
                                  '--nova, --backup, --image-store or --lvm '

@@ -280,7 +280,7 @@ class Node:
         return services.Place(
             self.name, self.address, self.directory, self._layout,
             services.merged(self._settings['options'], self._options()),
-            self._part.backends, self._part.account)
+            self._part.backends, self._part.account, self._part.around)
 
     def configure(self, sections: services.Options | None = None,
                   environment: Mapping[str, str] | None = None) -> None:

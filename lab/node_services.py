@@ -3,6 +3,7 @@
 
 import compileall
 import dataclasses
+import functools
 import pathlib
 import pwd
 import signal
@@ -12,7 +13,6 @@ from typing import Mapping
 
 from lab import configuration
 from lab import services
-from lab import unprivileged
 
 # What a machine keeps when its power fails lies on this disk.
 STATE_MOUNT = '/var/lib/node'
@@ -169,6 +169,13 @@ def cinder_config(place: services.Place) -> str:
     return str(place.directory / 'cinder.conf')
 
 
+def _cinder_volume(place: services.Place) -> list[str]:
+    return functools.reduce(
+        lambda command, around: around(place, command), place.around,
+        [str(place.binaries / 'python'), str(place.binaries / 'cinder-volume'),
+         '--config-file', cinder_config(place)])
+
+
 def _cinder_prepare(place: services.Place) -> None:
     # A node reads the repository but cannot write there, and to compile the
     # driver anew at every start is slow in it.
@@ -220,10 +227,7 @@ SERVICES = (
         stop_signal=signal.SIGKILL),
     services.Service(
         name='cinder-volume',
-        command=lambda place: unprivileged.as_its_user(place, [
-            str(place.binaries / 'python'),
-            str(place.binaries / 'cinder-volume'),
-            '--config-file', cinder_config(place)]),
+        command=_cinder_volume,
         files=lambda place: {
             cinder_config(place): services.render_ini(
                 configuration.cinder_volume(place, cinder_config(place))),

@@ -7,6 +7,7 @@ import operator
 
 from lab import backups
 from lab import configuration
+from lab import contained
 from lab import control_plane
 from lab import image_store
 from lab import images
@@ -82,7 +83,7 @@ IN_TREE = services.Part(
 
 OPTIONAL = {'nova': INSTANCES, 'backup': BACKUPS, 'keys': KEYS,
             'image_store': IMAGE_STORE, 'lvm': IN_TREE,
-            'unprivileged': unprivileged.PART}
+            'unprivileged': unprivileged.PART, 'contained': contained.PART}
 
 
 def of(chosen: Collection[str]) -> services.Part:

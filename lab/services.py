@@ -34,6 +34,8 @@ class Place:
     backends: 'tuple[Backend, ...]' = ()
     # The user that cinder-volume runs as, or nobody but root
     account: str = ''
+    # What is put around the command of cinder-volume, one after another
+    around: 'tuple[Around, ...]' = ()
 
     @property
     def binaries(self) -> pathlib.Path:
@@ -51,6 +53,10 @@ class Place:
                         '/usr/sbin:/usr/bin:/sbin:/bin',
                 'LANG': 'C.UTF-8', 'HOME': '/root',
                 'PYTHONWARNINGS': 'ignore'}
+
+
+# A command, and the same in other surroundings
+Around = Callable[[Place, list[str]], list[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +163,7 @@ class Part:
     accounts: tuple[Account, ...] = ()
     # The one of them that cinder-volume runs as, or nobody but root
     account: str = ''
+    around: tuple[Around, ...] = ()
     files: Callable[[Place], Mapping[str, str | Link]] = nothing
 
     def __add__(self, other: 'Part') -> 'Part':
@@ -176,6 +183,7 @@ class Part:
             memory=max(self.memory, other.memory),
             accounts=self.accounts + other.accounts,
             account=self.account or other.account,
+            around=self.around + other.around,
             files=lambda place: {**self.files(place), **other.files(place)})
 
 

@@ -54,10 +54,7 @@ def _files(place: services.Place) -> dict[str, str | services.Link]:
            for path in (ROOTWRAP, _FILTERS)}}
 
 
-def as_its_user(place: services.Place, command: list[str]) -> list[str]:
-    """The command, run as the user that a place has for it."""
-    if not place.account:
-        return command
+def _as_its_user(place: services.Place, command: list[str]) -> list[str]:
     # Python and the repository may lie in somebody's home.
     reached = {parent for path in (sys.executable, place.layout.repository)
                for parent in pathlib.Path(path).resolve().parents}
@@ -67,4 +64,4 @@ def as_its_user(place: services.Place, command: list[str]) -> list[str]:
 
 PART = services.Part(
     programs={_SUDO: 'sudo'}, accounts=(ACCOUNT,),
-    account=ACCOUNT.name, files=_files)
+    account=ACCOUNT.name, around=(_as_its_user,), files=_files)

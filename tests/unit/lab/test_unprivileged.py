@@ -32,11 +32,8 @@ class UnprivilegedTest(base.BaseTestCase):
             [line for line in files.splitlines()
              if 'cinder_localstor' in line])
 
-    def test_command_stays_as_it_is_where_all_runs_as_root(self):
-        self.assertEqual(['a', 'b'], unprivileged.as_its_user(
-            self.place(''), ['a', 'b']))
-
     def test_command_runs_as_the_user(self):
-        command = unprivileged.as_its_user(self.place('cinder'), ['a', 'b'])
+        around, = unprivileged.PART.around
+        command = around(self.place('cinder'), ['a', 'b'])
         self.assertEqual('cinder', command[3])
         self.assertEqual(['--', 'a', 'b'], command[-3:])

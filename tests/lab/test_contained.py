@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cinder-volume in a container, as a user of its own: as Kolla has it.
+
+All that it has started ends with the container (hazard H34).
+"""
+
+import functools
+import pathlib
+
+import fixtures
+
+from lab import cloud as clouds
+from lab import guest as guests
+from lab import journal as journals
+from lab import ledger as ledgers
+from lab import sizes
+from tests.lab import base
+from tests.lab import test_moves
+from tests.lab import test_snapshots
+
+
+@functools.cache
+def cloud():
+    """A lab of two nodes, up, where cinder-volume runs in containers."""
+    found = clouds.Cloud('contained')
+    found.up(nodes=2, kernel=base.KERNEL, options=base.OPTIONS,
+             also=['contained', 'unprivileged'])
+    return found
+
+
+class EndTest(base.LabTestCase):
+    """The container ends while a volume arrives and its guest works."""
+
+    find_cloud = staticmethod(cloud)
+    volume_type = 'local'
+
+    def setUp(self):
+        super().setUp()
+        self.journal = journals.Journal(pathlib.Path(
+            self.useFixture(fixtures.TempDir()).path, 'log'))
+        size = base.SIZE[self.volume_type]
+        self.volume = self.create(size, self.volume_type)
+        self.ledger = ledgers.Ledger(self.volume, size * sizes.GIB)
+        self.source = self.home(self.volume)
+        self.destination = self.other(self.source)
+        first = self.attach(self.volume, self.source)
+        # The ledger begins with zeros, a thick volume with what the disk held.
+        self.source.run(['blkdiscard', '--zeroout', first.device],
+                        timeout=base.PATIENCE)
+        self.assertTrue(self.live(first).stop(base.PATIENCE))
+        self.detach(first)
+        self.moved = self.attach(self.volume, self.destination)
+        self.hold_in_mid_move(self.moved)
+        self.guest = self.live(self.moved)
+
+    def live(self, attachment):
+        """A guest that has read all that should be there."""
+        guest = guests.Guest(self.cloud, attachment.node, attachment.device,
+                             self.volume, self.ledger, self.journal, rate=30)
+        self.addCleanup(guest.stop, base.PATIENCE)
+        self.assertTrue(guest.verified.wait(base.PATIENCE),
+                        self.journal.failures)
+        return guest
+
+    def assert_goes_on(self):
+        before = self.ledger.acknowledged
+        self.wait_for('the guest writes again',
+                      lambda: self.ledger.acknowledged > before + 20)
+        self.wait_until_arrived(self.moved)
+        self.assertTrue(self.guest.stop(base.PATIENCE))
+        self.live(self.moved).stop(base.PATIENCE)
+        self.assertEqual([], self.journal.failures)
+
+    def test_killed_with_all_that_it_had_started(self):
+        service = self.destination.service('cinder-volume')
+        service.kill()
+        self.assertEqual('', self.destination.run(
+            ['pgrep', '-f', 'localstor-hydrator|cinder-volume'],
+            check=False).stdout)
+        service.start()
+        self.assert_goes_on()
+
+    def test_both_stopped_and_started_as_for_an_upgrade(self):
+        for node in (self.source, self.destination):
+            node.service('cinder-volume').stop()
+        for node in (self.source, self.destination):
+            node.service('cinder-volume').start()
+        self.assert_goes_on()
+
+
+class ThinEndTest(EndTest):
+
+    volume_type = 'thin'
+
+
+class ContainedSnapshotTest(test_snapshots.SnapshotTest):
+
+    find_cloud = staticmethod(cloud)
+
+
+class ContainedMoveTest(test_moves.MoveTest):
+
+    find_cloud = staticmethod(cloud)
+
+
+class ThinLioContainedMoveTest(test_moves.ThinLioMoveTest):
+
+    find_cloud = staticmethod(cloud)
