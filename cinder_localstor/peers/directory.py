@@ -118,13 +118,22 @@ class Directory:
                                       connector.get('ip')) if value]
         if not wanted:
             raise exception.InvalidConnector()
+        silent = None
         for value in wanted:
             peer = self._host_map.get(value, value) + self._backend
-            if _backend(peer) == self._backend and service(ctxt, peer):
+            found = (service(ctxt, peer) if _backend(peer) == self._backend
+                     else None)
+            if found and self._answers(found):
                 return peer
+            silent = silent or (found and peer)
+        # Whoever is down may be what is left of a service that has got another
+        # name since.
         return self._find_by_identity(set(wanted), {
             peer for peer, found in self.services(ctxt).items()
-            if found.is_up or peer == self.host})
+            if self._answers(found)}) or silent
+
+    def _answers(self, found: objects.Service) -> bool:
+        return bool(found.is_up or found.host == self.host)
 
     def _find_by_identity(self, wanted: set[str], peers: set[str]
                           ) -> str | None:

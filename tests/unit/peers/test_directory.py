@@ -97,6 +97,35 @@ class FindTest(DirectoryTestCase):
                          set(self.directory.services(self.ctxt)))
 
 
+class FormerNameTest(DirectoryTestCase):
+    """A service has the name that a connector has, and is down."""
+
+    DOWN = 'b.example.org@local'
+
+    def setUp(self):
+        super().setUp()
+        self.make_service(self.DOWN)
+        self.patch('cinder.objects.Service.is_up',
+                   property(lambda found: found.host != self.DOWN))
+
+    def test_it_is_found_where_nobody_else_has_that_name(self):
+        self.answers[base.B] = ['b']
+        self.assertEqual(self.DOWN, self.find(host='b.example.org'))
+
+    def test_who_has_got_another_name_since_is_found(self):
+        self.assertEqual(base.B, self.find(host='b.example.org'))
+
+    def test_its_address_tells_who_it_is_now(self):
+        self.answers[base.B] = ['b', '192.0.2.2']
+        self.assertEqual(base.B, self.find(host='b.example.org',
+                                           ip='192.0.2.2'))
+
+    def test_nobody_is_asked_who_this_node_is(self):
+        self.directory = directory.Directory(self.DOWN, {}, self.ask)
+        self.assertEqual(self.DOWN, self.find(host='b.example.org'))
+        self.assertEqual([], self.asked)
+
+
 class IdentityTest(DirectoryTestCase):
 
     def test_name_that_is_known_asks_nobody(self):
