@@ -192,11 +192,10 @@ RUST_IS_NEW = printf '%s\n' $(RUST_VERSION) "$${found:-0}" | sort -V -C
 # The lab's own tests share one lab; it is taken down whatever comes of them.
 # What went wrong stands at the end, where one looks first.
 RUN_LAB_TESTS := TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color
-LAB_DOWN := status=$$?; $(LAB) --name test down && \
-    $(LAB) --name nova down && $(LAB) --name furnished down && \
-    $(LAB) --name blocks down && $(LAB) --name unprivileged down && \
-    $(LAB) --name contained down && \
-    { [ $$status = 0 ] || $(VENV)/bin/stestr failing | tail -n 20; } && \
+TEST_LABS := test nova furnished blocks unprivileged contained names releases
+LAB_DOWN := status=$$?; for name in $(TEST_LABS); do \
+    $(LAB) --name $$name down || status=$$?; done; \
+    [ $$status = 0 ] || $(VENV)/bin/stestr failing | tail -n 20; \
     exit $$status
 
 lab-test: setup lab-programs nova-test
@@ -252,8 +251,7 @@ lab-up: setup
 
 # Whatever this checkout has started
 lab-down: setup
-	for name in default demo demo-nova test nova furnished blocks \
-	    unprivileged contained boot tempest fleet \
+	for name in default demo demo-nova $(TEST_LABS) boot tempest fleet \
 	    bench-node bench-nova hydrator-ublk hydrator-nbd devstack; do \
 	    $(LAB) --name $$name down; done
 
