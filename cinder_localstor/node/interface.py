@@ -43,6 +43,8 @@ class LogicalVolume:
         them
     :ivar is_valid: whether it reads what it should; a thick snapshot does not
         any more that could not note a change
+    :ivar room: bytes that a thick snapshot should have, so that it can note
+        all that its origin can change; 0 of all others
     :ivar taken_of: of any snapshot, a thin one too, what it was taken of
     :ivar unfit: why a volume of Cinder's can't lie on it, and what to do; ''
         where one can
@@ -55,6 +57,7 @@ class LogicalVolume:
     used: int = 0
     origin: str = ''
     is_valid: bool = True
+    room: int = 0
     taken_of: str = ''
     unfit: str = ''
 

@@ -7,6 +7,7 @@ volumes needs one call for all of them.
 """
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import json
@@ -45,12 +46,10 @@ LOST = 'No data available'
 IDLE = '-c3'
 # Cinder's share of a volume group that its thin pool gets
 POOL_SHARE = '95%VG'
-# A thick snapshot gets room for all that its origin can change, and for LVM's
-# tables of it (lvcreate(8)).
-WHOLE_ORIGIN = '100%ORIGIN'
-# The kernel keeps a record in memory for each chunk that has changed: of 1 TiB
-# 16 million, where LVM's 4 KiB make 268 million.
-CHUNK = '64k'
+# Bytes of a chunk of a thick snapshot.  The kernel keeps a record in memory
+# for each one that has changed: of 1 TiB 16 million, where LVM's 4 KiB make
+# 268 million.
+CHUNK = 64 * units.Ki
 # Bytes of the record of a chunk that has changed
 RECORD = 16
 # Kinds that Cinder may have volumes on (lvs(8), lv_attr): linear or striped,
@@ -116,6 +115,8 @@ def parse_logical_volumes(text: str) -> dict[str, dict[str, Any]]:
                 # The last: not activated with its group
                 'skipped': row['lv_attr'][9] == 'k',
                 'chunk': int(row['chunk_size'] or 0),
+                # As it was when a snapshot was made of it
+                'origin_size': int(row['origin_size'] or 0),
                 'pool': row['pool_lv'],
                 'origin': row['origin'],
                 'data_percent': float(row['data_percent'] or 0),
@@ -151,21 +152,26 @@ def parse_devices_section(text: str) -> dict[str, Any]:
     return settings
 
 
-def has_room(size: int, origin: int, chunk: int) -> bool:
-    """Whether a thick snapshot can note all that its origin can change.
+def room_for(origin: int, chunk: int) -> int:
+    """Bytes in which a thick snapshot can note all that its origin can change.
 
-    Beside the chunks it has a header and, for each of them, a record (Linux'
+    Beside the chunks it has a header and, for each of them, a record; where
+    the records fill a table the next one is there already (Linux'
     admin-guide/device-mapper/snapshot and drivers/md/dm-snap-persistent.c).
 
-    :param size: its bytes, as LVM tells them
     :param origin: bytes of its origin
-    :param chunk: bytes of a chunk
+    :param chunk: bytes of a chunk, which has room for a record
     """
-    if chunk < RECORD:
-        return False
     chunks = -(-origin // chunk)
-    tables = 1 + -(-chunks // (chunk // RECORD))
-    return size >= (chunks + tables) * chunk
+    tables = 1 + chunks // (chunk // RECORD)
+    return (1 + tables + chunks) * chunk
+
+
+def _room(row: dict[str, Any]) -> int:
+    """Bytes that a thick snapshot should have; 0 of another volume."""
+    if row['pool'] or not row['origin']:
+        return 0
+    return room_for(row['origin_size'], max(row['chunk'], RECORD))
 
 
 def _kind(pool: str) -> str:
@@ -323,7 +329,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
             'lvs', '--reportformat', 'json', '--units', 'b', '--nosuffix',
             '--options',
             'lv_name,lv_size,lv_tags,lv_attr,pool_lv,origin,data_percent,'
-            'metadata_percent,chunk_size', self.name))
+            'metadata_percent,chunk_size,origin_size', self.name))
 
     def logical_volumes(self) -> dict[str, interface.LogicalVolume]:
         return self._volumes(self._report())
@@ -336,7 +342,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
             used=int(row['size'] * row['data_percent'] / 100),
             origin='' if row['pool'] else row['origin'],
             is_valid=row['valid'], taken_of=row['origin'],
-            unfit=self._unfit(name, report))
+            room=_room(row), unfit=self._unfit(name, report))
             for name, row in report.items() if name != self._pool}
 
     def _unfit(self, name: str, report: dict[str, dict[str, Any]]) -> str:
@@ -363,12 +369,10 @@ class LVMVolumeGroup(interface.VolumeGroup):
             return ("it is not active, or would not be after a restart. Run "
                     "'lvchange --setactivationskip n --activate y "
                     "--ignoreactivationskip %s'" % full_name)
-        origin = report.get(row['origin'])
-        if not row['pool'] and origin and not has_room(
-                row['size'], origin['size'], row['chunk']):
+        if row['size'] < _room(row):
             return ("it would be full before all of '%s' has changed, and "
-                    "lost. Run 'lvextend --extents +100%%ORIGIN %s'"
-                    % (row['origin'], full_name))
+                    "lost. Run 'lvextend --size %db %s'"
+                    % (row['origin'], _room(row), full_name))
         return ''
 
     def pool(self) -> interface.Pool | None:
@@ -497,20 +501,33 @@ class LVMVolumeGroup(interface.VolumeGroup):
                          moment: contextlib.AbstractContextManager[None]
                          = contextlib.nullcontext()) -> None:
         with lockutils.lock(self._lock):
+            origins = {} if self.thin else self.logical_volumes()
             with moment:
                 for snapshot in wanted:
-                    self._create_snapshot(snapshot)
+                    self._create_snapshot(snapshot, origins)
             self._flush()
 
-    def _create_snapshot(self, wanted: interface.NewSnapshot) -> None:
+    def _create_snapshot(self, wanted: interface.NewSnapshot,
+                         origins: Mapping[str, interface.LogicalVolume]
+                         ) -> None:
         name, origin, tags = wanted
         arguments = ['lvcreate', '--yes', *UNMONITORED, '--snapshot',
                      '--name', name]
         for tag in sorted(tags):
             arguments += ['--addtag', tag]
-        # LVM activates no thin snapshot by itself, unless told so.
-        arguments += (['--setactivationskip', 'n'] if self.thin else
-                      ['--extents', WHOLE_ORIGIN, '--chunksize', CHUNK])
+        room = 0
+        if self.thin:
+            # LVM activates none by itself, unless told so.
+            arguments += ['--setactivationskip', 'n']
+        elif origin not in origins:
+            raise exception.LogicalVolumeMissing(
+                group=self.name, name=origin, host=self._command.host)
+        else:
+            # In bytes: of a share LVM takes what there is, and says nothing
+            # (lvcreate(8), --extents).
+            room = room_for(origins[origin].size, CHUNK)
+            arguments += ['--size', '%db' % room,
+                          '--chunksize', '%db' % CHUNK]
         try:
             self._run(*arguments, '%s/%s' % (self.name, origin))
         except exception.CommandTimedOut:
@@ -519,7 +536,8 @@ class LVMVolumeGroup(interface.VolumeGroup):
             report = self._report()
             if name not in report or report[name]['origin'] != origin:
                 if origin in report:
-                    self._complain(error, name, report[origin]['size'])
+                    self._complain(error, name,
+                                   room or report[origin]['size'])
                 raise
 
     def split_snapshot(self, name: str) -> None:

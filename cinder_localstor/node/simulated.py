@@ -137,8 +137,9 @@ class Disk:
     What is in `regions` and not in `durable` is in the disk's cache.  `origin`
     is that of a thick snapshot, see :class:`interface.LogicalVolume`, and
     `tables` are bytes of its size that it has for LVM and its device has not.
-    `taken_of` and `unfit` are those of :class:`interface.LogicalVolume`, and
-    `is_open` is whether somebody has it open who is none of ours.
+    `room`, `taken_of` and `unfit` are those of
+    :class:`interface.LogicalVolume`, and `is_open` is whether somebody has it
+    open who is none of ours.
     """
 
     size: int
@@ -148,6 +149,7 @@ class Disk:
     origin: str = ''
     is_valid: bool = True
     tables: int = 0
+    room: int = 0
     taken_of: str = ''
     unfit: str = ''
     is_open: bool = False
@@ -211,7 +213,8 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
     def _volumes(self) -> dict[str, interface.LogicalVolume]:
         return {name: interface.LogicalVolume(
             name, disk.size, disk.tags, used=disk.used, origin=disk.origin,
-            is_valid=disk.is_valid, taken_of=disk.taken_of, unfit=disk.unfit,
+            is_valid=disk.is_valid, room=disk.room, taken_of=disk.taken_of,
+            unfit=disk.unfit,
             is_open=disk.is_open or self._is_used(self.path(name)))
             for name, disk in self.disks.items()}
 

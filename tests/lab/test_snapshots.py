@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots with real LVM: of a volume in use, and of one that moves on."""
 
+import dataclasses
+
 from lab import leftovers
 from tests.lab import base
 
@@ -172,6 +174,31 @@ class SnapshotTest(SnapshotTestCase):
         self.assertEqual(content, self.checksum(self.attachment))
         self.delete_snapshot(snapshot)
         self.assertEqual(content, self.checksum(self.attachment))
+
+
+class RoomTest(SnapshotTestCase):
+    """A thick snapshot is never full, or is not made."""
+
+    def setUp(self):
+        super().setUp()
+        self.write(self.attachment)
+        self.content = self.checksum(self.attachment)
+
+    def test_all_of_the_volume_changes(self):
+        snapshot = self.take()
+        self.write(self.attachment, size=self.size * 1024)
+        device = '/dev/%s/_snapshot-%s' % (self.group, snapshot)
+        self.assertEqual(self.content, self.checksum(dataclasses.replace(
+            self.attachment, connection={'device_path': device})))
+
+    def test_group_without_so_much_room(self):
+        self.fill(self.source, self.group, 700)
+        snapshot = self.user.request_snapshot(self.volume)
+        self.snapshots.append(snapshot)
+        self.wait_for_snapshot(snapshot, 'error')
+        self.assertIn("that '_snapshot-%s' needs" % snapshot,
+                      self.log_of(self.source))
+        self.write(self.attachment, size=self.size * 1024)
 
 
 class ThinSnapshotTest(SnapshotTest):

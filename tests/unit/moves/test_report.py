@@ -96,6 +96,11 @@ class SnapshotTest(ReportTestCase):
         self.disks()[self.name].is_valid = False
         self.assert_problem('snapshot group/%s is invalid' % self.name)
 
+    def test_snapshot_with_too_little_room(self):
+        self.disks()[self.name].room = 1 << 40
+        self.assert_problem("lvextend --size %db group/%s"
+                            % (1 << 40, self.name))
+
     def test_snapshot_that_is_not_active(self):
         self.cloud.nodes[base.A].volumes.lost.add(self.name)
         self.assert_problem('lvchange --activate y group/' + self.name)

@@ -22,7 +22,7 @@ def row(name='volume-1', **more):
     return {'lv_name': name, 'lv_size': str(units.Gi), 'lv_tags': '',
             'lv_attr': '-wi-a-----', 'pool_lv': '', 'origin': '',
             'data_percent': '', 'metadata_percent': '', 'chunk_size': '0',
-            **more}
+            'origin_size': '', **more}
 
 
 def lvs(*rows):
@@ -46,7 +46,8 @@ class ParseTest(base.TestCase):
                           'valid': True, 'pool': 'disks-pool', 'origin': '',
                           'data_percent': 12.5, 'metadata_percent': 0,
                           'kind': 'V', 'writable': True, 'whole': True,
-                          'skipped': False, 'chunk': 0}},
+                          'skipped': False, 'chunk': 0,
+                          'origin_size': 0}},
             lvm.parse_logical_volumes(lvs(row(
                 lv_tags='localstor.move=m,other', lv_attr='Vwi-aotz--',
                 pool_lv='disks-pool', data_percent='12.50'))))
@@ -237,16 +238,39 @@ class ThickTest(GroupTestCase):
                           '"disks/volume-1"')
         self.group.remove('volume-1')
 
-    SNAPSHOT = {'origin': 'volume-1', 'lv_attr': 'swi-a-s---'}
+    SNAPSHOT = {'origin': 'volume-1', 'lv_attr': 'swi-a-s---',
+                'chunk_size': '65536', 'origin_size': str(units.Gi)}
 
-    def test_snapshot_has_room_for_all_of_its_origin(self):
+    def test_snapshot_has_room_for_all_of_its_origin_or_is_none(self):
+        # LVM takes a share of something for what there is at the most.
+        self.command.answer('lvs', lvs(row()))
         self.group.create_snapshot('_snapshot-1', 'volume-1',
                                    frozenset(['b=2', 'a=1']))
+        # A header, four full tables of 4096 records and the next
+        room = (16384 + 1 + 4 + 1) * 65536
         self.assertEqual([
             'lvcreate --yes --config activation { monitoring = 0 } '
             '--snapshot --name _snapshot-1 --addtag a=1 --addtag b=2 '
-            '--extents 100%ORIGIN --chunksize 64k disks/volume-1'],
-            self.command.ran)
+            '--size %db --chunksize 65536b disks/volume-1' % room],
+            self.command.ran_of('lvcreate'))
+
+    def test_snapshot_of_what_is_gone_names_it(self):
+        self.command.answer('lvs', lvs())
+        error = self.assertRaises(
+            exception.LogicalVolumeMissing, self.group.create_snapshot,
+            '_snapshot-1', 'volume-1', frozenset())
+        self.assertIn('disks/volume-1', str(error))
+        self.assertEqual([], self.command.ran_of('lvcreate'))
+
+    @ddt.data((0, 0), (16390 * 65536, 0), (16390 * 65536 - 1, 1))
+    @ddt.unpack
+    def test_room_that_a_snapshot_lacks_is_seen(self, size, lacks):
+        rows = [row(), row('_snapshot-1', **{
+            **self.SNAPSHOT, 'lv_size': str(size)})] if size else [row()]
+        self.command.answer('lvs', lvs(*rows))
+        self.assertEqual(bool(lacks), any(
+            found.size < found.room
+            for found in self.group.logical_volumes().values()))
 
     def moment(self):
         @contextlib.contextmanager
@@ -262,6 +286,7 @@ class ThickTest(GroupTestCase):
                 for number in (1, 2)]
 
     def test_moment_is_that_of_the_commands_and_no_longer(self):
+        self.command.answer('lvs', lvs(row(), row('volume-2')))
         with (mock.patch.object(self.group, '_flush', side_effect=lambda: (
                 self.command.reply('flush'))),
               mock.patch('oslo_concurrency.lockutils.lock') as lock):
@@ -269,11 +294,12 @@ class ThickTest(GroupTestCase):
                 self.command.reply('lock'))
             self.group.create_snapshots(self.wanted(), self.moment())
         self.assertEqual(
-            ['lock', 'begin', 'lvcreate', 'lvcreate', 'end', 'flush'],
+            ['lock', 'lvs', 'begin', 'lvcreate', 'lvcreate', 'end', 'flush'],
             [line.split()[0] for line in self.command.ran])
 
     def test_failure_ends_the_moment(self):
         self.command.fail('lvcreate', 'no')
+        self.command.answer('lvs', lvs(row(), row('volume-2')))
         moment = mock.MagicMock()
         moment.__exit__.return_value = False
         self.assertRaises(exception.CommandFailed,
@@ -907,12 +933,14 @@ class UnfitTest(GroupTestCase):
     def test_thick_snapshot_needs_room_for_all_that_can_change(
             self, extents, chunk, fits):
         unfit = self.unfit(
-            row('origin', lv_attr='owi-a-s---'), lv_attr='swi-a-s---',
-            origin='origin', chunk_size=str(chunk),
+            row('origin', lv_attr='owi-a-s---', lv_size=str(2 * units.Gi)),
+            lv_attr='swi-a-s---', origin='origin', chunk_size=str(chunk),
+            origin_size=str(units.Gi),
             lv_size=str(units.Gi + extents * 4 * units.Mi))
         self.assertEqual(fits, not unfit)
         if not fits:
-            self.assertIn('+100%ORIGIN disks/volume-1', unfit)
+            self.assertIn('lvextend --size', unfit)
+            self.assertIn('disks/volume-1', unfit)
 
 
 class ThinUnfitTest(GroupTestCase):
