@@ -91,7 +91,8 @@ LOCALSTOR_OPTS = [
                default=0, min=0,
                help='Seconds after which a read of what has not arrived fails '
                     'while the source is away. 0 waits for ever. dm-clone '
-                    'does not heed it.'),
+                    'does not heed it. Encrypted volumes wait for ever, too: '
+                    'Nova formats one that it can not read.'),
     cfg.IntOpt('localstor_poll_time',
                default=0, min=0, max=1000,
                help='Microseconds for which a native helper looks for what a '

@@ -69,8 +69,9 @@ class Destination:
             for nothing
         :returns: `initiator`, the IQN that will ask for the source, the
             `address` that it will ask from, the `engine` that the move will
-            get, the `transports` that it can read the source by, and whether
-            the pool is `thin`, if it is: then it needs to know how much comes
+            get, the `transports` that it can read the source by, that it can
+            be told that a move `waits`, and whether the pool is `thin`, if it
+            is: then it needs to know how much comes
         :raises BlockSizesDiffer: the disks here have other blocks
         :raises NoDataPath: the type wants what this node can't run
         :raises NotVerifiable: the same, as the option localstor_verify is
@@ -87,7 +88,7 @@ class Destination:
         return {'initiator': initiator.name(),
                 'address': initiator.address_towards(portal),
                 'engine': self._engines.chosen(data_path).name,
-                'transports': list(initiator.transports()),
+                'transports': list(initiator.transports()), 'waits': 'yes',
                 **({'thin': 'yes'} if group.thin else {})}
 
     def create_destination(self, move: transfer.Transfer) -> None:

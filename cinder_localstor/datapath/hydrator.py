@@ -85,7 +85,8 @@ class HydratorEngine(engine.Engine):
                 zeroed=self._node.volumes.thin,
                 minimum=(configuration.localstor_hydration_min_rate
                          * units.Mi),
-                source_timeout=configuration.localstor_source_timeout,
+                source_timeout=(0 if move.waits else
+                                configuration.localstor_source_timeout),
                 poll_time=configuration.localstor_poll_time,
                 verify=configuration.localstor_verify))
         name = self.node_name(move.destination_name)

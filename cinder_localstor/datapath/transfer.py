@@ -53,6 +53,8 @@ class Transfer:
     :ivar snapshot_id: the snapshot's, '' if no user has it
     :ivar replaced: of a copy that its volume is reverted to, the one that the
         volume has until the copy can be used; '' elsewhere
+    :ivar waits: whether reads wait for a source that is away as long as it
+        takes, whatever the options say
     """
 
     move_id: str
@@ -78,6 +80,7 @@ class Transfer:
     snapshot_of: str = ''
     snapshot_id: str = ''
     replaced: str = ''
+    waits: bool = False
 
     @property
     def is_snapshot(self) -> bool:

@@ -374,6 +374,7 @@ class Copier:
             origin=(snapshot.depends_on.name if snapshot.depends_on
                     and offer.get('depends', True) else ''),
             larger=larger if larger > size else 0, replaced=replaced,
+            waits=bool(volume.encryption_key_id),
             **destination.choose_regions(size, self._configuration)),
             table.State.CREATING, self._service(ctxt))
 

@@ -148,6 +148,8 @@ class Mover:
                 answer.get('transports', (interface.ISCSI,))),
             content=(self._source.content(volume.name)
                      if answer.get('thin') else -1),
+            # A peer of an earlier version does as its options say.
+            waits='waits' in answer and bool(volume.encryption_key_id),
             **destination.choose_regions(volume.size * units.Gi,
                                          self._configuration))
         move = self._executor.begin(ctxt, volume, described,

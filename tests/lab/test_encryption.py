@@ -8,12 +8,14 @@ volume by its key: here cryptsetup with what Barbican says, as os-brick does.
 import binascii
 import dataclasses
 import hashlib
+import time
 
 from lab import leftovers
 from tests.lab import base
 from tests.lab import test_images
 
 PLAIN = 'plain'
+ANSWER = '/run/is-luks'
 MAGIC = 'LUKS'
 # A node has one slow processor; how well a password is stretched does not
 # matter here.
@@ -152,6 +154,49 @@ class EncryptionTest(EncryptionTestCase):
             self.wait_for('it has arrived', lambda: (
                 not leftovers.moves(self.cloud)))
             self.detach(attachment)
+
+
+class SourceAwayTest(EncryptionTestCase):
+    """Nova asks whether a volume has a header, and formats it when the answer
+    is no (hazard H27).
+    """
+
+    def setUp(self):
+        if base.DATA_PATHS[0] != 'hydrator':
+            self.skipTest('dm-clone never lets a read fail')
+        super().setUp()
+        self.let_reads_fail(after=5)
+        self.addCleanup(self.let_reads_fail, after=None)
+
+    def let_reads_fail(self, after):
+        """Set the option for it, in seconds."""
+        self.there.configure({'local': {'localstor_source_timeout': after}})
+        self.restart_cinder_volume(self.there)
+
+    def test_header_that_can_not_be_read_is_waited_for(self):
+        volume = self.create(node=self.here)
+        first = self.attach(volume, self.here)
+        self.crypt(first, 'luksFormat ' + FORMAT)
+        # It does not arrive before the first one is gone.
+        second = self.user.attach_second(first, self.there)
+        self.attachments.append(second)
+        self.cloud.cut(self.here.name, self.there.name)
+        self.addCleanup(self.cloud.heal)
+        self.there.run(['sh', '-c', '(cryptsetup isLuks %s; echo $? >%s) '
+                        '>/dev/null 2>&1 </dev/null &'
+                        % (second.device, ANSWER)])
+        self.addCleanup(self.there.run, ['rm', '-f', ANSWER])
+        time.sleep(30)
+        self.assertEqual('', self.answer())
+        self.cloud.heal()
+        self.wait_for('there is an answer', self.answer)
+        self.assertEqual('0', self.answer())
+        self.detach(second)
+        self.wait_for('the move is undone', lambda: (
+            not leftovers.moves(self.cloud)))
+
+    def answer(self):
+        return self.there.run(['cat', ANSWER], check=False).stdout.strip()
 
 
 class ThinEncryptionTest(EncryptionTest):

@@ -76,7 +76,7 @@ class ExamineTest(DestinationTestCase):
     def test_answer_names_the_initiator_and_the_engine(self):
         self.assertEqual({'initiator': 'iqn.1993-08.org.debian:b',
                           'address': '192.0.2.1', 'engine': 'clone',
-                          'transports': ['iscsi']},
+                          'transports': ['iscsi'], 'waits': 'yes'},
                          self.destination.examine(512, 'p:1', 'b@local'))
 
     def test_other_blocks_are_refused(self):

@@ -66,6 +66,15 @@ class HydratorEngineTest(unittest.TestCase):
             size=units.Gi, zeroed=False, minimum=7 * units.Mi,
             source_timeout=30, verify='sample', poll_time=20))
 
+    def test_reads_of_what_must_wait_never_fail(self):
+        self.move = dataclasses.replace(self.move, waits=True)
+        self.engine.create_map(self.move)
+        with mock.patch.object(
+                self.node.hydrators, 'start',
+                return_value='/dev/group/volume-m') as start:
+            self.engine.build(self.move, SOURCE)
+        self.assertEqual(0, start.call_args.args[1].source_timeout)
+
     def test_without_metadata_nothing_is_built(self):
         with self.assertRaises(exception.MetadataMissing) as caught:
             self.engine.build(self.move, SOURCE)

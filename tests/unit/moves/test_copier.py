@@ -28,10 +28,11 @@ from tests.unit.moves import test_keeper
 class CopierTestCase(test_keeper.KeeperTestCase):
     """Volumes that are made of others, as Cinder's manager has them made."""
 
-    def new_row(self, host, size=1):
+    def new_row(self, host, size=1, **fields):
         """What the scheduler leaves to a node."""
         return cinder_test_utils.create_volume(
-            self.ctxt, host=host + '#local', size=size, status='creating')
+            self.ctxt, host=host + '#local', size=size, status='creating',
+            **fields)
 
     def make(self, host, of, size=1):
         """A new volume on a node, of a snapshot or a volume."""
@@ -112,6 +113,15 @@ class FromSnapshotTest(CopierTestCase):
         for node in self.cloud.nodes.values():
             node.volumes.logical_block = 4096
         self.assert_made(self.make(host, self.take()))
+
+    @ddt.data(None, '00000000-0000-0000-0000-000000000001')
+    def test_encrypted_one_waits_for_its_source(self, key):
+        snapshot = self.take()
+        new_row = self.new_row
+        self.new_row = lambda *arguments: new_row(
+            *arguments, encryption_key_id=key)
+        move, = rows.for_volume(self.ctxt, self.make(base.B, snapshot).id)
+        self.assertEqual(bool(key), move.transfer.waits)
 
     def test_it_is_not_made_where_blocks_are_larger(self):
         snapshot = self.take()

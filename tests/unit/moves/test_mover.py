@@ -99,6 +99,34 @@ class FirstAttachTest(MoverTestCase):
         move, = rows.for_volume(self.ctxt, self.volume.id)
         self.assertEqual(interface.ISCSI, move.transfer.export.transport)
 
+    def encrypt(self):
+        volume = self.cloud.refresh(self.volume)
+        volume.encryption_key_id = '00000000-0000-0000-0000-000000000001'
+        volume.save()
+
+    def waits(self):
+        """Whether reads wait as long as the source is away, whatever the
+        options say.
+        """
+        self.cloud.move(self.volume)
+        move, = rows.for_volume(self.ctxt, self.volume.id)
+        return move.transfer.waits
+
+    def test_encrypted_volume_waits_for_its_source(self):
+        self.encrypt()
+        self.assertTrue(self.waits())
+
+    def test_others_do_as_the_options_say(self):
+        self.assertFalse(self.waits())
+
+    def test_peer_of_an_earlier_version_is_told_nothing_that_it_lacks(self):
+        examine = self.cloud.running[base.B].answers.examine
+        self.cloud.running[base.B].answers.examine = lambda *asked: {
+            key: value for key, value in examine(*asked).items()
+            if key != 'waits'}
+        self.encrypt()
+        self.assertFalse(self.waits())
+
     def test_source_is_read_only_before_hydration_starts(self):
         self.cloud.move(self.volume)
         copy = rows.for_volume(self.ctxt, self.volume.id)[0].transfer
