@@ -87,9 +87,14 @@ class Faults:
                 with self._journal.fault(second.name):
                     self._begin(second)
                     self._journal.over.wait(holds[0] / 2)
-                    self._end(first)
+                    # What can't start before the second is over must not keep
+                    # that from ending.
+                    ending = threading.Thread(target=self._end, args=(first,),
+                                              daemon=True)
+                    ending.start()
                     self._journal.over.wait(holds[1])
                     self._end(second)
+                    ending.join()
             else:
                 self._journal.over.wait(holds[0])
                 self._end(first)
