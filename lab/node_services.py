@@ -148,7 +148,6 @@ devices {
 activation {
     udev_sync = 1
     udev_rules = 1
-    monitoring = 0
 }
 global {
     event_activation = 0
