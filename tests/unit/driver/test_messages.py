@@ -271,7 +271,7 @@ class WaitingTest(MessagesTestCase):
         self.assertEqual([ATTACH_AWAY], self.told())
 
     def test_it_is_told_of_each_move(self):
-        # The fixture's time has no zone, and can't be compared with a service's.
+        # The fixture's time has no zone: no service's is compared with it.
         self.patch('cinder.objects.Service.is_up', True)
         date = self.useFixture(fixture.TimeFixture())
         for _time in range(2):
