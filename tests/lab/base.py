@@ -10,9 +10,11 @@ import contextlib
 import dataclasses
 import functools
 import os
+import pathlib
 import sys
 import time
 
+import fixtures
 import testtools
 from testtools import content
 
@@ -20,7 +22,11 @@ from lab import arrival
 from lab import chaos
 from lab import cloud as clouds
 from lab import configuration
+from lab import guest as guests
+from lab import journal as journals
+from lab import ledger as ledgers
 from lab import leftovers
+from lab import sizes
 from lab import user as users
 
 # Seconds
@@ -292,6 +298,34 @@ class LabTestCase(testtools.TestCase):
     def home(self, volume):
         """The node that a volume lives on."""
         return self.cloud.node(self.user.host(volume))
+
+
+class GuestTestCase(LabTestCase):
+    """A volume, attached on its node, for guests that write stamps."""
+
+    volume_type = 'local'
+    # GiB
+    size = 1
+
+    def setUp(self):
+        super().setUp()
+        self.journal = journals.Journal(pathlib.Path(
+            self.useFixture(fixtures.TempDir()).path, 'log'))
+        self.volume = self.create(self.size, self.volume_type)
+        self.ledger = ledgers.Ledger(self.volume, self.size * sizes.GIB)
+        self.source = self.home(self.volume)
+        self.first = self.attach(self.volume, self.source)
+        # The ledger begins with zeros, a thick volume with what the disk held.
+        self.source.run(['blkdiscard', '--zeroout', self.first.device],
+                        timeout=PATIENCE)
+
+    def live(self, attachment):
+        """A guest that has read all that should be there."""
+        guest = guests.Guest(self.cloud, attachment.node, attachment.device,
+                             self.volume, self.ledger, self.journal, rate=30)
+        self.addCleanup(guest.stop, PATIENCE)
+        self.assertTrue(guest.verified.wait(PATIENCE), self.journal.failures)
+        return guest
 
 
 class WrittenTestCase(LabTestCase):

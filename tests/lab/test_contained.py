@@ -5,15 +5,8 @@ All that it has started ends with the container (hazard H34).
 """
 
 import functools
-import pathlib
-
-import fixtures
 
 from lab import cloud as clouds
-from lab import guest as guests
-from lab import journal as journals
-from lab import ledger as ledgers
-from lab import sizes
 from tests.lab import base
 from tests.lab import test_moves
 from tests.lab import test_snapshots
@@ -28,39 +21,20 @@ def cloud():
     return found
 
 
-class EndTest(base.LabTestCase):
+class EndTest(base.GuestTestCase):
     """The container ends while a volume arrives and its guest works."""
 
     find_cloud = staticmethod(cloud)
-    volume_type = 'local'
 
     def setUp(self):
+        self.size = base.SIZE[self.volume_type]
         super().setUp()
-        self.journal = journals.Journal(pathlib.Path(
-            self.useFixture(fixtures.TempDir()).path, 'log'))
-        size = base.SIZE[self.volume_type]
-        self.volume = self.create(size, self.volume_type)
-        self.ledger = ledgers.Ledger(self.volume, size * sizes.GIB)
-        self.source = self.home(self.volume)
         self.destination = self.other(self.source)
-        first = self.attach(self.volume, self.source)
-        # The ledger begins with zeros, a thick volume with what the disk held.
-        self.source.run(['blkdiscard', '--zeroout', first.device],
-                        timeout=base.PATIENCE)
-        self.assertTrue(self.live(first).stop(base.PATIENCE))
-        self.detach(first)
+        self.assertTrue(self.live(self.first).stop(base.PATIENCE))
+        self.detach(self.first)
         self.moved = self.attach(self.volume, self.destination)
         self.hold_in_mid_move(self.moved)
         self.guest = self.live(self.moved)
-
-    def live(self, attachment):
-        """A guest that has read all that should be there."""
-        guest = guests.Guest(self.cloud, attachment.node, attachment.device,
-                             self.volume, self.ledger, self.journal, rate=30)
-        self.addCleanup(guest.stop, base.PATIENCE)
-        self.assertTrue(guest.verified.wait(base.PATIENCE),
-                        self.journal.failures)
-        return guest
 
     def assert_goes_on(self):
         before = self.ledger.acknowledged

@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-import pathlib
 import time
 
-import fixtures
-
 from lab import guest as guests
-from lab import journal as journals
-from lab import ledger as ledgers
-from lab import sizes
 from tests.lab import base
 
 
@@ -63,31 +57,8 @@ class LiveMigrationTest(base.LabTestCase):
         self.assertEqual(content, self.checksum(self.first))
 
 
-class RunningGuestTest(base.LabTestCase):
+class RunningGuestTest(base.GuestTestCase):
     """The guest runs all the while, on thick LVs and tgt."""
-
-    volume_type = 'local'
-
-    def setUp(self):
-        super().setUp()
-        self.journal = journals.Journal(pathlib.Path(
-            self.useFixture(fixtures.TempDir()).path, 'log'))
-        self.volume = self.create(volume_type=self.volume_type)
-        self.ledger = ledgers.Ledger(self.volume, sizes.GIB)
-        self.source = self.home(self.volume)
-        self.first = self.attach(self.volume, self.source)
-        # The ledger begins with zeros, a thick volume with what the disk held.
-        self.source.run(['blkdiscard', '--zeroout', self.first.device],
-                        timeout=base.PATIENCE)
-
-    def live(self, attachment):
-        """A guest that has read all that should be there."""
-        guest = guests.Guest(self.cloud, attachment.node, attachment.device,
-                             self.volume, self.ledger, self.journal, rate=30)
-        self.addCleanup(guest.stop, base.PATIENCE)
-        self.assertTrue(guest.verified.wait(base.PATIENCE),
-                        self.journal.failures)
-        return guest
 
     def test_every_stamp_follows(self):
         on_source = self.live(self.first)
