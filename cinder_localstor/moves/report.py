@@ -325,12 +325,12 @@ class _Judge:
                    'delete it' % (self._group.name, copy.name))
         elif not self._group.is_active(copy.name):
             yield _inactive('%s/%s' % (self._group.name, copy.name))
-        origin = copy.depends_on
-        if volume is not None and volume.size < volume.room:
+        elif volume.size < volume.room:
             yield ('snapshot %(name)s has less room than its volume can '
                    "change, and will be lost. Run 'lvextend --size %(room)db "
                    "%(name)s'" % {'room': volume.room, 'name': '%s/%s' % (
                        self._group.name, copy.name)})
+        origin = copy.depends_on
         # One that was given up waits, under another name, for what reads it.
         if (volume is not None and origin is not None and origin.name != (
                 wipes.former_name(volume.origin) or volume.origin)):
