@@ -238,6 +238,9 @@ def _is_locked(path: str) -> bool:
         with open(path) as file:
             # For a moment nobody else gets it: LVM and our guards wait.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            # Of two that let go at once LVM leaves the file there, and we may
+            # be one of them.  Who gets the lock next has not had it so long.
+            os.utime(file.fileno())
             fcntl.flock(file, fcntl.LOCK_UN)
     except BlockingIOError:
         return True

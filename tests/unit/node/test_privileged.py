@@ -275,6 +275,16 @@ class LockTest(PrivilegedTestCase):
             self.assertEqual(privileged.UNSEEN, privileged.lock_holder(
                 self.path('V_disks'))[1])
 
+    def test_holder_has_it_no_longer_than_somebody_has_seen_it_free(self):
+        self.lock(fcntl.LOCK_EX).close()
+        os.utime(self.path('V_disks'), (time.time() - 100,) * 2)
+        self.assertIsNone(privileged.lock_holder(self.path('V_disks')))
+        # As LVM opens it: that alone makes it no newer.
+        with open(self.path('V_disks'), 'a') as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.assertLess(privileged.lock_holder(
+                self.path('V_disks'))[2], 10)
+
     def outside(self):
         """From now on as in a container: nobody else's locks are told."""
         with open(self.path('locks'), 'w'):
