@@ -63,8 +63,9 @@ class InstancePlayer(actor.Actor):
         self._witness = witness.Witness()
         # Whether the root disk may get the image's content at any time
         self._reimaging = False
-        # Since when something is under way that must end
-        self._busy_since = 0.0
+        # Since when something is under way that must end: by the id of the
+        # instance or volume
+        self._busy_since: dict[str, float] = {}
 
     @property
     def subject(self) -> str:
@@ -321,10 +322,10 @@ class InstancePlayer(actor.Actor):
             self._running.delete()
             return False
         if task or status not in ('ACTIVE', *REMEDIES):
-            if self._is_overdue('%s (%s)' % (status, task)):
+            if self._is_overdue(self._running.id, '%s (%s)' % (status, task)):
                 self._running.act(*REMEDIES['ERROR'])
             return False
-        self._busy_since = 0.0
+        self._busy_since.pop(self._running.id, None)
         if status != 'ACTIVE':
             self._journal.note(self.name, 'instance is ' + status)
             self._journal.count('mended by hand')
@@ -333,21 +334,21 @@ class InstancePlayer(actor.Actor):
                 return False
         return self._lives(again=status == 'ERROR')
 
-    def _is_overdue(self, what: str) -> bool:
+    def _is_overdue(self, identity: str, what: str) -> bool:
         """Whether it is time to do something about what does not end.
 
+        :param identity: of the instance or volume
         :raises Stuck: it does not end though nothing disturbs it
         """
-        if not self._busy_since:
-            self._busy_since = time.monotonic()
-        if time.monotonic() < self._busy_since + PATIENCE:
+        since = self._busy_since.setdefault(identity, time.monotonic())
+        if time.monotonic() < since + PATIENCE:
             return False
-        if not self._journal.disturbed(
-                self._busy_since - AFTERMATH):
-            raise actor.Stuck('%s stays %s' % (self.subject, what))
-        self._journal.note(self.name, 'stays %s' % what)
+        if not self._journal.disturbed(since - AFTERMATH):
+            raise actor.Stuck('%s: %s stays %s' % (
+                self.subject, identity, what))
+        self._journal.note(self.name, '%s stays %s' % (identity, what))
         self._journal.count('mended by hand')
-        self._busy_since = 0.0
+        del self._busy_since[identity]
         return True
 
     def _lives(self, again: bool) -> bool:
@@ -384,6 +385,7 @@ class InstancePlayer(actor.Actor):
         wanted = 'in-use' if of_nova else 'available'
         if status == wanted and (
                 found['migration_status'] not in actor.MIGRATING):
+            self._busy_since.pop(volume, None)
             return True
         self._journal.note(self.name, 'volume %s is %s' % (volume, status))
         if status.startswith('error') and not of_nova and (
@@ -391,9 +393,10 @@ class InstancePlayer(actor.Actor):
             # It never came to be.
             self._data.remove(volume)
             return True
-        if status.startswith('error') or self._is_overdue(
-                'volume %s' % status):
+        if status.startswith('error'):
             self._journal.count('mended by hand')
+            self._user.reset(volume, wanted)
+        elif self._is_overdue(volume, status):
             self._user.reset(volume, wanted)
         return False
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import pathlib
+from unittest import mock
+
+import fixtures
+from oslotest import base
+
+from lab import instance_player
+from lab import journal
+
+VOLUME = '518bad7d-4009-4bc5-a04a-dd6dd104e0fb'
+
+
+class OverdueTest(base.BaseTestCase):
+    """What does not end by itself is mended, however well the rest is."""
+
+    def setUp(self):
+        super().setUp()
+        notes = journal.Journal(pathlib.Path(
+            self.useFixture(fixtures.TempDir()).path, 'log'))
+        player = instance_player.InstancePlayer(
+            'user1', mock.Mock(nodes=[]), 1, 'local', notes)
+        player._user = self.user = mock.Mock()
+        player._instance = self.instance = mock.Mock(
+            id='i', volumes=lambda: [VOLUME])
+        player._root = VOLUME
+        self.user.attachments.return_value = ['a']
+        self.instance.attachments.return_value = {VOLUME: 'a'}
+        self.instance.show.return_value = {
+            'status': 'ACTIVE', 'OS-EXT-STS:task_state': None}
+        self.useFixture(fixtures.MockPatchObject(
+            instance_player.instances, 'named', return_value=[]))
+        for name in ('_listen', '_lives'):
+            self.useFixture(fixtures.MockPatchObject(player, name))
+        self.player = player
+        self.clock = self.useFixture(fixtures.MockPatchObject(
+            instance_player.time, 'monotonic')).mock
+
+    def look(self, seconds, status):
+        """Whether all is well at a time, with a volume of this status."""
+        self.clock.return_value = 1000 + seconds
+        self.user.find.return_value = {'status': status,
+                                       'migration_status': None}
+        return self.player._is_clear()
+
+    def test_volume_of_an_instance_that_is_up(self):
+        with self.player._journal.fault('power cut'):
+            for seconds in (0, 200, 310):
+                self.assertFalse(self.look(seconds, 'reserved'))
+        self.user.reset.assert_called_once_with(VOLUME, 'in-use')
+        self.assertTrue(self.look(320, 'in-use'))
+
+    def test_volume_that_was_well_meanwhile(self):
+        with self.player._journal.fault('power cut'):
+            self.assertFalse(self.look(0, 'reserved'))
+            self.assertTrue(self.look(200, 'in-use'))
+            self.assertFalse(self.look(310, 'reserved'))
+        self.user.reset.assert_not_called()
