@@ -409,9 +409,10 @@ class VolumeIsBound(exception.InvalidVolume):
 class AttachmentUnderWay(exception.InvalidVolume):
     message = _("Volume %(volume_id)s has %(count)d attachments without a "
                 "host, and one of them was given a connection on %(host)s. "
-                "Attach it again when 'cinder attachment-list' shows the "
-                "host of that one; or delete an attachment that nobody "
-                "uses.")
+                "Attach it again when 'openstack volume attachment list' "
+                "shows the host of that one, which 'openstack volume "
+                "attachment set --host' gives it where nobody else does; or "
+                "delete an attachment that nobody uses.")
 
 
 class VolumeConnectedElsewhere(exception.InvalidVolume):

@@ -122,16 +122,20 @@ class Mover:
             raise cinder_exception.VolumeAttached(volume_id=volume.id)
         unconnected = self._unconnected(attachments)
         noted = rows.connecting(ctxt, volume.id, unconnected)
-        if noted and len(unconnected) > 1:
-            # A guest may be about to open the copy that would be the source.
-            raise exception.AttachmentUnderWay(
-                volume_id=volume.id, count=len(unconnected), host=self.host)
         leaving = tuple(row['id'] for row in attachments if row['connector'])
         if leaving and len(leaving) == len(attachments):
             raise exception.VolumeConnectedElsewhere(
                 volume_id=volume.id, host='the host of attachment '
                 + leaving[0])
         self._executor.unexport_aborted(ctxt, volume.id)
+        if len(unconnected) > 1 and (
+                noted or not leaving
+                and self._handles.open_count(volume.name)):
+            # A guest is about to open the copy that would be the source, or
+            # has it open: Nova makes attachments anew for a guest that is
+            # rebuilt, and leaves them so where that is broken off.
+            raise exception.AttachmentUnderWay(
+                volume_id=volume.id, count=len(unconnected), host=self.host)
         described = transfer.Transfer(
             move_id=move_id, volume_id=volume.id,
             generation=rows.generation_of(ctxt, volume.id) + 1,

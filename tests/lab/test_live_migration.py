@@ -2,6 +2,8 @@
 
 import time
 
+from keystoneauth1 import exceptions
+
 from lab import guest as guests
 from tests.lab import base
 
@@ -78,6 +80,32 @@ class RunningGuestTest(base.GuestTestCase):
         self.live(second).stop(base.PATIENCE)
         self.assertEqual([], self.journal.failures)
         self.assertGreater(self.ledger.acknowledged, 20)
+
+    def test_volume_stays_where_its_guest_is_though_no_attachment_says_so(
+            self):
+        guest = self.live(self.first)
+        # As Nova leaves it when a rebuild is broken off
+        remade = self.user.reserve(self.volume, self.first.instance_id)
+        self.attachments.append(remade)
+        self.detach(self.first)
+        self.assertRaises(exceptions.HttpError, self.user.attach_second,
+                          remade, self.other(self.source))
+        for failed in set(self.user.attachments(self.volume)) - {remade.id}:
+            self.user.remove_attachment(failed)
+        before = self.ledger.acknowledged
+        self.wait_for('the guest writes on',
+                      lambda: self.ledger.acknowledged > before + 20)
+
+        self.user.connect(remade, self.source)
+        second = self.user.attach_second(remade, self.other(self.source))
+        self.attachments.append(second)
+        self.assertTrue(guest.stop(base.PATIENCE))
+        guest = self.live(second)
+        self.detach(remade)
+        self.assertTrue(guest.stop(base.PATIENCE))
+        self.wait_until_arrived(second)
+        self.live(second).stop(base.PATIENCE)
+        self.assertEqual([], self.journal.failures)
 
 
 class ThinLioRunningGuestTest(RunningGuestTest):

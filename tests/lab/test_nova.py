@@ -508,6 +508,70 @@ class FailedMigrationTest(BootedTestCase):
         self.user.remove_attachment(reserved)
 
 
+class SharedTest(BootedTestCase):
+    """Two instances on two nodes have a volume, and use it in turn."""
+
+    volume_type = 'local'
+
+    def setUp(self):
+        super().setUp()
+        self.user.make_type('shared', volume_backend_name=self.volume_type,
+                            multiattach='<is> True')
+        self.other, self.other_root = self.boot(self.there)
+        self.other.assert_alive()
+        self.stop(self.other)
+        self.shared = self.create(volume_type='shared', node=self.here)
+        self.instance.attach(self.shared)
+        self.other.request_volume(self.shared)
+        self.wait_for('both have it',
+                      lambda: self.shared in self.other.volumes())
+
+    def clean_up(self):
+        super().clean_up()
+        self.user.delete_type('shared')
+
+    def stop(self, instance):
+        instance.act('os-stop')
+        instance.wait_for('SHUTOFF')
+
+    def start(self, instance):
+        instance.act('os-start')
+        instance.wait_for('ACTIVE')
+        instance.wait_for_stamps(self.shared)
+        instance.assert_alive()
+
+    def test_each_finds_what_the_other_has_written(self):
+        for before, after in ((self.instance, self.other),
+                              (self.other, self.instance)):
+            self.stop(before)
+            self.start(after)
+        self.assertEqual(self.here.name, self.home(self.shared).name)
+
+    def test_one_of_them_migrates_live_and_comes_back(self):
+        for node in (self.there, self.here):
+            self.instance.live_migrate(node)
+            self.instance.go_on()
+            self.assert_arrives(self.root, node)
+            self.assertEqual(self.here.name, self.home(self.shared).name)
+        self.stop(self.instance)
+        self.start(self.other)
+
+    def test_the_last_one_is_followed(self):
+        self.stop(self.instance)
+        self.instance.detach(self.shared)
+        self.start(self.other)
+        self.other.detach(self.shared)
+        self.other.attach(self.shared)
+        self.other.wait_for_stamps(self.shared)
+        self.assert_arrives(self.shared, self.there)
+        self.other.assert_alive()
+
+
+class ThinLioSharedTest(SharedTest):
+
+    volume_type = 'thin'
+
+
 class EvacuationTest(InstanceTestCase):
     """The node of an instance is lost, and Nova is asked for it elsewhere."""
 

@@ -14,6 +14,7 @@ from oslo_utils import uuidutils
 import tenacity
 
 from cinder_localstor.datapath import engine
+from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import hydrator
 from cinder_localstor import exception
 from cinder_localstor.moves import properties
@@ -583,6 +584,28 @@ class ConnectingTest(MoverTestCase):
         self.connect('a')
         self.begin(base.A, base.B)
         self.assertEqual(table.State.STARTING, self.state())
+
+    def test_volume_does_not_leave_the_guest_that_has_it_open(self):
+        # Nova leaves an attachment so when a rebuild is broken off.
+        self.open_where_it_is()
+        self.assertRaises(exception.AttachmentUnderWay, self.begin,
+                          base.A, base.B)
+        self.assertEqual([], rows._moves(self.ctxt))
+        self.connect('a')
+        self.begin(base.A, base.B)
+        self.assertEqual(table.State.STARTING, self.state())
+
+    def test_it_does_where_only_another_attachment_is_without_a_host(self):
+        # So is one of a live migration that failed before.
+        self.connect('a')
+        self.cloud.reserve(self.volume)
+        self.open_where_it_is()
+        self.begin(base.A, base.B)
+        self.assertEqual(table.State.STARTING, self.state())
+
+    def open_where_it_is(self):
+        self.cloud.nodes[base.A].device_mapper.nodes[
+            handles.handle_name(self.volume.name)].open_count = 1
 
     def test_volume_that_has_just_come_does_not_go_on(self):
         self.begin(base.A, base.B)
