@@ -13,6 +13,8 @@ FOUND = ('{"event":"found","disk":"vda","serial":"025b19fd-528a-4477-b",'
          '"size":1073741824,"before":[null]}')
 WRONG = ('{"event":"wrong","disk":"vda","serial":"025b19fd-528a-4477-b",'
          '"why":"stamp 3"}')
+FAILS = WRONG.replace('stamp 3', 'Input/output error (os error 5)')
+BAD_RING = '[  430.272242] virtio_blk virtio0: req.0:id 0 is not a head!'
 PANIC = '[   12.3] Kernel panic - not syncing: Attempted to kill init!'
 
 
@@ -64,6 +66,14 @@ class ReportsTest(base.BaseTestCase):
         self.assertFalse(self.instance(FOUND, WRONG, PANIC).panicked)
         self.assertTrue(self.instance(FOUND, PANIC).panicked)
         self.assertFalse(self.instance(FOUND).panicked)
+
+    def test_a_disk_that_fails_for_want_of_memory_is_not_wrong(self):
+        self.assertFalse(self.instance(FOUND, FAILS, PANIC).panicked)
+        guest = self.instance(FOUND, BAD_RING, FAILS, PANIC)
+        self.assertTrue(guest.panicked)
+        self.assertEqual(['found'],
+                         [report['event'] for report in guest.reports()])
+        self.assertFalse(self.instance(FOUND, BAD_RING, WRONG, PANIC).panicked)
 
     def test_the_pause_of_a_live_migration_is_in_seconds(self):
         lines = ('Job type:         Completed', 'Time elapsed:     2101 ms',
