@@ -397,7 +397,11 @@ class InstancePlayer(actor.Actor):
             self._journal.count('mended by hand')
             self._user.reset(volume, wanted)
         elif self._is_overdue(volume, status):
-            self._user.reset(volume, wanted)
+            if of_nova and status == 'reserved':
+                # A rebuild that was broken off has made it anew.
+                self._user.locate(of_nova, self._running.node)
+            else:
+                self._user.reset(volume, wanted)
         return False
 
     # -- The end ------------------------------------------------------------

@@ -235,7 +235,7 @@ class Player(actor.Actor):
             guests.peek(node, self._second.device, self._ledger, how, 60)
         if there:
             self._stop_guest()
-            self._user.complete(self._second)
+            self._user.complete(self._second.id)
             first, self._attachment = self._attachment, self._second
             self._second = None
             self._start_guest()

@@ -383,21 +383,29 @@ class User:
     def connect(self, attachment: Attachment, node: nodes.Node
                 ) -> Attachment:
         """The second half of :meth:`attach`."""
-        connector = {**self.connector(node), 'mountpoint': '/dev/vdb'}
         try:
-            answer = self._api.put('/attachments/' + attachment.id, json={
-                'attachment': {'connector': connector}}).json()
+            answer = self._put_connector(attachment.id, node)
         except exceptions.HttpError:
             self.detach(attachment)
             raise
-        self.complete(attachment)
+        self.complete(attachment.id)
         return dataclasses.replace(
             attachment, node=node,
             connection=answer['attachment']['connection_info'])
 
-    def complete(self, attachment: Attachment) -> None:
+    def locate(self, attachment_id: str, node: nodes.Node) -> None:
+        """Say where an attachment is, as an administrator does by hand."""
+        self._put_connector(attachment_id, node)
+        self.complete(attachment_id)
+
+    def _put_connector(self, attachment_id: str, node: nodes.Node) -> Any:
+        return self._api.put('/attachments/' + attachment_id, json={
+            'attachment': {'connector': {**self.connector(node),
+                                         'mountpoint': '/dev/vdb'}}}).json()
+
+    def complete(self, attachment_id: str) -> None:
         """Say that the instance has got the volume."""
-        self._api.post('/attachments/%s/action' % attachment.id,
+        self._api.post('/attachments/%s/action' % attachment_id,
                        json={'os-complete': {}})
 
     def attach_second(self, attachment: Attachment, node: nodes.Node

@@ -61,7 +61,7 @@ class BlockSizesTest(base.LabTestCase):
         self.assertEqual(LARGE, self.block_size(second))
         self.assertEqual(content, self.checksum(second))
         self.detach(first)
-        self.user.complete(second)
+        self.user.complete(second.id)
         self.assertEqual(LARGE, self.block_size(second))
         self.wait_until_arrived(second)
         self.assertEqual(content, self.checksum(second))

@@ -48,7 +48,7 @@ class OverdueTest(base.BaseTestCase):
         with self.player._journal.fault('power cut'):
             for seconds in (0, 200, 310):
                 self.assertFalse(self.look(seconds, 'reserved'))
-        self.user.reset.assert_called_once_with(VOLUME, 'in-use')
+        self.user.locate.assert_called_once_with('a', self.instance.node)
         self.assertTrue(self.look(320, 'in-use'))
 
     def test_volume_that_was_well_meanwhile(self):
@@ -56,4 +56,4 @@ class OverdueTest(base.BaseTestCase):
             self.assertFalse(self.look(0, 'reserved'))
             self.assertTrue(self.look(200, 'in-use'))
             self.assertFalse(self.look(310, 'reserved'))
-        self.user.reset.assert_not_called()
+        self.user.locate.assert_not_called()
