@@ -815,6 +815,15 @@ def forget(ctxt: context.RequestContext, move: Move) -> None:
             synchronize_session=False)
 
 
+def record_export(ctxt: context.RequestContext, volume_id: str,
+                  export: dict[str, str]) -> None:
+    """Note how remote connections to a user's volume are made.
+
+    :param export: ``provider_location`` and ``provider_auth``
+    """
+    db.volume_update(ctxt.elevated(), volume_id, export)
+
+
 def forget_export(ctxt: context.RequestContext, volume_id: str) -> None:
     """Note that a user's volume has no remote connection any more."""
     db.volume_update(ctxt.elevated(), volume_id,

@@ -17,6 +17,7 @@ from cinder import objects
 from cinder.objects import fields
 from cinder.volume import driver
 from cinder.volume import volume_utils
+from oslo_concurrency import lockutils
 from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_service import loopingcall
@@ -180,7 +181,7 @@ class LocalStorDriver(driver.VolumeDriver):
         ctxt = context.get_admin_context()
         idle = rows.exported(ctxt, self.host, idle=True)
         for volume_id in idle & self._idle_exports:
-            self._unexport(ctxt, objects.Volume.get_by_id(ctxt, volume_id))
+            self.remove_export(ctxt, objects.Volume.get_by_id(ctxt, volume_id))
         self._idle_exports = idle
 
     # Volumes
@@ -653,8 +654,29 @@ class LocalStorDriver(driver.VolumeDriver):
         if kind is Connection.MOVE and peer:
             self._check_move(ctxt, volume, peer)
         if kind is Connection.REMOTE:
-            return self._remote.export(ctxt, volume, self.local_path(volume))
+            return self._export(ctxt, volume.id)
         return None
+
+    def _export(self, ctxt: context.RequestContext, volume_id: str
+                ) -> dict[str, str]:
+        """Export a volume for ordinary connections; the fields of its row
+        that say how.
+
+        Cinder's target driver makes a secret where the row has none, and
+        Cinder records it only after us: whoever comes meanwhile would get
+        another one, and lock the first out.
+        """
+        with self._export_lock(volume_id):
+            volume = objects.Volume.get_by_id(ctxt, volume_id)
+            export = self._remote.export(ctxt, volume,
+                                         self.local_path(volume))
+            rows.record_export(ctxt, volume_id, export)
+        return export
+
+    @staticmethod
+    def _export_lock(volume_id: str) -> contextlib.AbstractContextManager:
+        """What no export is made or removed under."""
+        return lockutils.lock('localstor-export-' + volume_id)
 
     def ensure_export(self, ctxt: context.RequestContext,
                       volume: objects.Volume) -> None:
@@ -699,11 +721,12 @@ class LocalStorDriver(driver.VolumeDriver):
         # uploaded, though others may be connected, or about to be.
         if not volume.provider_location:
             return
-        attachments = rows.attachments(ctxt, volume.id)
-        coming = [row for row in attachments
-                  if volume.multiattach and not row['connector']]
-        if not self._remote_ones(ctxt, attachments) and len(coming) < 2:
-            self._unexport(ctxt, volume)
+        with self._export_lock(volume.id):
+            attachments = rows.attachments(ctxt, volume.id)
+            coming = [row for row in attachments
+                      if volume.multiattach and not row['connector']]
+            if not self._remote_ones(ctxt, attachments) and len(coming) < 2:
+                self._unexport(ctxt, volume)
 
     def _unexport(self, ctxt: context.RequestContext, volume: objects.Volume
                   ) -> None:
@@ -782,10 +805,8 @@ class LocalStorDriver(driver.VolumeDriver):
                       connector: dict[str, Any]) -> dict[str, Any]:
         """An ordinary connection to what Cinder has not had exported."""
         ctxt = context.get_admin_context()
-        present = self._gate.check(ctxt, volume.id, gate.Operation.REMOTE)
-        volume.update(self._remote.export(ctxt, present,
-                                          self.local_path(present)))
-        volume.save()
+        self._gate.check(ctxt, volume.id, gate.Operation.REMOTE)
+        volume.update(self._export(ctxt, volume.id))
         return self._remote.connect(volume, connector)
 
     def _move(self, volume: objects.Volume, peer: str) -> str:
@@ -843,6 +864,12 @@ class LocalStorDriver(driver.VolumeDriver):
             # Who has left is read from the attachments, not from this call:
             # it may come twice, late, or never.
             self._service.scheduler.look_soon(move)
+        with self._export_lock(volume.id):
+            return self._disconnect(ctxt, volume, connector)
+
+    def _disconnect(self, ctxt: context.RequestContext,
+                    volume: objects.Volume,
+                    connector: dict[str, Any] | None) -> bool:
         others = self._others(ctxt, volume, connector)
         if not volume.provider_location:
             return any(row['connector'] for row in others)

@@ -20,6 +20,7 @@ import dataclasses
 import enum
 import functools
 from typing import Any
+import uuid
 
 from cinder import context
 from oslo_utils import units
@@ -734,21 +735,30 @@ class SimulatedRemoteTarget(interface.RemoteTarget):
         self.exports: dict[str, str] = {}
         # The initiators that an export is for, by the name of its volume
         self.admitted: dict[str, set[str]] = {}
+        # What they have to know
+        self.secrets: dict[str, str] = {}
 
     def check(self) -> None:
         pass
 
     def export(self, ctxt: context.RequestContext, volume: Any, device: str
                ) -> dict[str, str]:
-        self.ensure(ctxt, volume, device, ())
+        # As Cinder's, whose is the volume's row
+        auth = volume['provider_auth'] or 'CHAP user %s' % uuid.uuid4().hex
+        self._serve(volume, device, auth, ())
         return {'provider_location': 'iscsi %s' % volume['name'],
-                'provider_auth': 'CHAP user password'}
+                'provider_auth': auth}
+
+    def ensure(self, ctxt: context.RequestContext, volume: Any, device: str,
+               connectors: Iterable[dict[str, Any]]) -> None:
+        self._serve(volume, device, volume['provider_auth'], connectors)
 
     @_fallible
-    def ensure(self, ctxt: context.RequestContext, volume: Any, device: str,
+    def _serve(self, volume: Any, device: str, auth: str,
                connectors: Iterable[dict[str, Any]]) -> None:
         self._node.check_device(device)
         self.exports[volume['name']] = device
+        self.secrets[volume['name']] = auth
         self.admitted.setdefault(volume['name'], set()).update(
             connector['initiator'] for connector in connectors)
 
@@ -763,7 +773,8 @@ class SimulatedRemoteTarget(interface.RemoteTarget):
         path = self.exports[volume['name']]
         self.admitted.setdefault(volume['name'], set()).add(
             connector['initiator'])
-        return {'driver_volume_type': 'iscsi', 'data': {'device_path': path}}
+        return {'driver_volume_type': 'iscsi', 'data': {
+            'device_path': path, 'auth': volume['provider_auth']}}
 
     @_fallible
     def disconnect(self, volume: Any, connector: dict[str, Any]) -> None:

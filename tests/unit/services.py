@@ -374,12 +374,19 @@ class Services(base.Cloud):
             self.ctxt, self.refresh(volume), self.connector(host),
             attachment.id)
         assert connection['driver_volume_type'] == kind, connection
+        if kind == 'iscsi':
+            self.log_in(volume, connection)
         # Nova says that it has the disk.
         self.set_status(volume, 'in-use')
         mapped = self.mapped(connection['device_path'])
         mapped.open_count += 1
         self._opened[attachment.id] = mapped
         return attachment
+
+    def log_in(self, volume, connection):
+        """As who connects does at a target, with what he was told."""
+        secrets = self.nodes[self.host_of(volume)].remote.secrets
+        assert connection['auth'] == secrets[self.row(volume).name]
 
     def mapped(self, path):
         """The node of device-mapper that a device is."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Cinder's own volume manager does with our volumes."""
 
+import functools
 from unittest import mock
 
 from cinder.api import microversions as mv
@@ -1756,6 +1757,32 @@ class SharedTest(ManagerTestCase):
         self.assertEqual(A, self.cloud.host_of(self.volume))
         self.assertEqual({self.cloud.connector(B)['initiator']},
                          self.admitted(A))
+
+    def test_two_that_connect_at_once_get_in_both(self):
+        self.attach(A)
+        coming = [(host, self.cloud.reserve(
+            self.volume, instance=uuidutils.generate_uuid()))
+            for host in (B, C)]
+        connections = {}
+        made = base.Inside()
+
+        def connect(host, attachment):
+            connections[host] = rpcapi.VolumeAPI().attachment_update(
+                self.cloud.ctxt, self.refresh(),
+                self.cloud.connector(host), attachment.id)
+
+        remote = self.cloud.nodes[A].remote
+        export = remote.export
+
+        def and_wait(*arguments):
+            answer = export(*arguments)
+            made()
+            return answer
+        with mock.patch.object(remote, 'export', and_wait):
+            self.assertEqual([None, None], base.at_once(*(
+                functools.partial(connect, *each) for each in coming)))
+        for connection in connections.values():
+            self.cloud.log_in(self.volume, connection)
 
     def test_volume_that_arrives_stays_where_it_comes_to(self):
         self.attach(B)
