@@ -58,6 +58,14 @@ class VolumeGroupMissing(LocalStorException):
                 "%(option)s.")
 
 
+class VolumeGroupLost(LocalStorException):
+    message = _("Volume group '%(group)s' was on %(host)s, and LVM does not "
+                "find it any more: %(reason)s Do not make it anew, for its "
+                "volumes may all be there. Look for its disk. Where LVM can't "
+                "read its metadata, restore them with 'vgcfgrestore --force "
+                "%(group)s', and start cinder-volume again.")
+
+
 class LVMLooksIntoVolumes(LocalStorException):
     message = _("LVM on %(host)s looks for volume groups on devices like "
                 "%(path)s, where it would find those of guests. Admit only "

@@ -229,9 +229,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
         except exception.CommandTimedOut:
             raise
         except exception.CommandFailed as error:
-            raise exception.VolumeGroupMissing(
-                group=self.name, host=self._command.host,
-                option=self._option) from error
+            raise self._missing(error) from error
         self._check_filter()
         pool = self._report().get(self._pool)
         if self._type == 'auto':
@@ -247,8 +245,19 @@ class LVMVolumeGroup(interface.VolumeGroup):
         udev.hide_group(self._command, self.name)
         self._activate_all()
         self._disks = self._read_disks()
+        # What a process has changed that was killed before it could do this
+        self._flush()
         self._block_size = max(map(_logical_block_size, self._disks),
                                default=interface.SECTOR)
+
+    def _missing(self, error: exception.CommandFailed) -> Exception:
+        """What an operator is told whose group LVM does not find."""
+        # LVM warns of metadata that it can't read.
+        if 'metadata' in str(error) or privileged.has_backup(self.name):
+            return exception.VolumeGroupLost(
+                group=self.name, host=self._command.host, reason=error)
+        return exception.VolumeGroupMissing(
+            group=self.name, host=self._command.host, option=self._option)
 
     def _activate_all(self) -> None:
         try:

@@ -62,6 +62,8 @@ WRITERS = frozenset(('lvchange', 'lvconvert', 'lvcreate', 'lvextend',
                      'lvremove', 'lvrename', 'vgchange'))
 PROGRAMS = WRITERS | {'dd', 'dmsetup', 'iscsiadm', HYDRATOR, 'lvmconfig',
                       'lvs', 'modprobe', 'tgtadm', 'udevadm', 'vgs'}
+# Where LVM keeps what it has known of each volume group last; see lvm.conf(5)
+BACKUPS = '/etc/lvm/backup'
 # Seconds in which one that was asked to end leaves its critical section
 PATIENCE = 30
 
@@ -369,6 +371,14 @@ def zero(device: str, size: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@CONTEXT.entrypoint
+def has_backup(group: str) -> bool:
+    """Whether there was a volume group of this name on the node, which nobody
+    has removed.
+    """
+    return os.path.exists(os.path.join(BACKUPS, group))
 
 
 @CONTEXT.entrypoint

@@ -77,6 +77,51 @@ class LostTest(LVMTestCase):
         self.create(volume_type='thin', node=self.node)
 
 
+class KilledTest(LVMTestCase):
+
+    def test_what_lvm_had_written_is_durable_after_the_next_start(self):
+        pool = '%s/%s-pool' % (GROUP, GROUP)
+        # As a process leaves it that is killed before it flushes the disk
+        self.node.run(['lvchange', '--addtag', 'written', pool])
+        self.addCleanup(self.node.run, ['lvchange', '--deltag', 'written',
+                                        pool])
+        self.restart_cinder_volume(self.node)
+        self.cut_power(self.node, lose='drop')
+        self.node.start()
+        self.cloud.wait_for_backends([self.node])
+        self.assertIn('written', self.node.run(
+            ['lvs', '--noheadings', '-o', 'lv_tags', pool]).stdout)
+
+
+class DamagedTest(LVMTestCase):
+
+    # LVM's metadata are where the header of their area says (pvck(8)); the
+    # area begins at the ninth sector.
+    DAMAGE = '''\
+set -e
+disk=$(pvs --noheadings -o pv_name -S vg_name=%(group)s | tr -d ' ')
+at=$(pvck --dump headers $disk | sed -n 's/.*raw_locn\\[0\\].offset //p')
+dd if=/dev/zero of=$disk bs=512 count=1 seek=$((8 + at / 512)) oflag=direct \
+    conv=notrunc,fsync
+''' % {'group': GROUP}
+
+    def test_group_whose_metadata_are_lost_is_given_back_its_own(self):
+        attachment = self.attach(
+            self.create(volume_type='thin', node=self.node), self.node)
+        self.write(attachment)
+        content = self.checksum(attachment)
+        self.node.service('cinder-volume').stop()
+        self.addCleanup(self.restart_cinder_volume, self.node)
+        self.node.run(['sh', '-c', self.DAMAGE])
+        self.node.service('cinder-volume').start(wait=False)
+        advice = 'vgcfgrestore --force ' + GROUP
+        self.wait_for('the backend says what to do',
+                      lambda: advice in self.log_of(self.node))
+        self.node.run(advice.split())
+        self.restart_cinder_volume(self.node)
+        self.assertEqual(content, self.checksum(attachment))
+
+
 class ZeroTest(LVMTestCase):
 
     def test_h30_pool_that_does_not_zero_is_refused(self):

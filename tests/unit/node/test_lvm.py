@@ -131,6 +131,8 @@ class GroupTestCase(base.TestCase):
         self.command.answer('lvs', lvs())
         self.flush = self.patch('cinder_localstor.node.privileged.flush')
         self.hide = self.patch('cinder_localstor.node.udev.hide_group')
+        self.has_backup = self.patch(
+            'cinder_localstor.node.privileged.has_backup', return_value=False)
         self.holder = self.patch(
             'cinder_localstor.node.privileged.lock_holder', return_value=None)
         self.group = self.make(self.kind)
@@ -743,6 +745,17 @@ class CheckTest(GroupTestCase):
         self.admit('["a|(|"]')
         self.assertRaises(exception.OutputNotUnderstood, self.group.check)
 
+    @ddt.data(('Volume group "disks" not found', True),
+              ('bad metadata text on /dev/vdb1 in mda1', False))
+    @ddt.unpack
+    def test_group_that_was_there_is_not_to_be_made_anew(self, reason, known):
+        self.command.fail('vgs', reason)
+        self.has_backup.return_value = known
+        error = self.assertRaises(exception.VolumeGroupLost, self.group.check)
+        for part in ('node1', reason, 'vgcfgrestore --force disks'):
+            self.assertIn(part, str(error))
+        self.assertNotIn('vgcreate', str(error))
+
     def test_missing_group_names_the_option(self):
         self.command.fail('vgs', 'Volume group "disks" not found')
         error = self.assertRaises(exception.VolumeGroupMissing,
@@ -826,6 +839,14 @@ class CheckTest(GroupTestCase):
         self.assertEqual(program, self.command.ran[-3].split()[0])
         self.assertEqual(['/dev/null', '/dev/zero'], self.command.ran[-2:])
 
+    def test_what_a_killed_process_has_changed_is_durable_after_the_start(
+            self):
+        self.flush.side_effect = lambda disk: self.command.ran.append(disk)
+        self.group.check()
+        self.assertLess(self.command.ran.index('vgchange --activate y disks'),
+                        self.command.ran.index('/dev/null'))
+        self.assertIn('/dev/zero', self.command.ran)
+
     @ddt.data(('create', ('volume-1', units.Gi, frozenset()), 'lvcreate',
                'already exists'),
               ('remove', ('volume-1',), 'lvremove',
@@ -834,12 +855,14 @@ class CheckTest(GroupTestCase):
     def test_change_that_was_made_before_is_durable_too(
             self, method, arguments, program, reason):
         self.group.check()
+        self.flush.reset_mock()
         self.command.fail(program, reason)
         getattr(self.group, method)(*arguments)
         self.flush.assert_called_with('/dev/zero')
 
     def test_wiping_is_durable_before_the_volume_goes(self):
         self.group.check()
+        self.flush.reset_mock()
         self.command.answer('lvs', lvs(row()))
         with mock.patch('cinder.volume.volume_utils.clear_volume') as clear:
             clear.side_effect = lambda *args, **kwargs: (
@@ -849,6 +872,7 @@ class CheckTest(GroupTestCase):
 
     def test_disk_that_has_left_the_group_is_not_missed(self):
         self.group.check()
+        self.flush.reset_mock()
         self.use('/dev/zero')
         self.flush.side_effect = self.without_null
         self.group.remove('volume-1')

@@ -254,6 +254,12 @@ class LockTest(PrivilegedTestCase):
         self.lock(fcntl.LOCK_EX).close()
         self.assertIsNone(privileged.lock_holder(self.path('V_disks')))
 
+    def test_group_is_known_that_lvm_has_noted(self):
+        open(self.path('disks'), 'w').close()
+        with mock.patch.object(privileged, 'BACKUPS', self.directory):
+            self.assertTrue(privileged.has_backup('disks'))
+            self.assertFalse(privileged.has_backup('others'))
+
     def test_one_that_only_reads(self):
         self.lock(fcntl.LOCK_SH)
         self.assertIsNone(privileged.lock_holder(self.path('V_disks')))
