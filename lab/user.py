@@ -451,9 +451,13 @@ class User:
 
     def attachments(self, volume_id: str) -> list[str]:
         """Ids of all attachments of a volume."""
-        return [row['id'] for row in self._api.get(
+        return list(self.attachment_statuses(volume_id))
+
+    def attachment_statuses(self, volume_id: str) -> dict[str, str]:
+        """The status of each attachment of a volume, by its id."""
+        return {row['id']: row['status'] for row in self._api.get(
             '/attachments/detail?all_tenants=1&volume_id=' + volume_id
-        ).json()['attachments'] if row['volume_id'] == volume_id]
+        ).json()['attachments'] if row['volume_id'] == volume_id}
 
     def extend(self, volume_id: str, size: int) -> None:
         """Ask for a volume to grow to `size` GiB; does not wait."""

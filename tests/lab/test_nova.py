@@ -508,7 +508,7 @@ class FailedMigrationTest(BootedTestCase):
         self.user.remove_attachment(reserved)
 
 
-class SharedTest(BootedTestCase):
+class SharedTest(InstanceTestCase):
     """Two instances on two nodes have a volume, and use it in turn."""
 
     volume_type = 'local'
@@ -517,14 +517,18 @@ class SharedTest(BootedTestCase):
         super().setUp()
         self.user.make_type('shared', volume_backend_name=self.volume_type,
                             multiattach='<is> True')
-        self.other, self.other_root = self.boot(self.there)
-        self.other.assert_alive()
-        self.stop(self.other)
-        self.shared = self.create(volume_type='shared', node=self.here)
+        self.shared = self.create(volume_type='shared')
+        self.here = self.home(self.shared)
+        self.there = self.other(self.here)
+        self.instance, self.root = self.boot(self.here)
+        self.other_one, _other_root = self.boot(self.there)
         self.instance.attach(self.shared)
-        self.other.request_volume(self.shared)
-        self.wait_for('both have it',
-                      lambda: self.shared in self.other.volumes())
+        self.other_one.assert_alive()
+        self.stop(self.other_one)
+        self.other_one.request_volume(self.shared)
+        self.wait_for('both have it', lambda: 2 == sum(
+            status == 'attached' for status in
+            self.user.attachment_statuses(self.shared).values()))
 
     def clean_up(self):
         super().clean_up()
@@ -541,8 +545,8 @@ class SharedTest(BootedTestCase):
         instance.assert_alive()
 
     def test_each_finds_what_the_other_has_written(self):
-        for before, after in ((self.instance, self.other),
-                              (self.other, self.instance)):
+        for before, after in ((self.instance, self.other_one),
+                              (self.other_one, self.instance)):
             self.stop(before)
             self.start(after)
         self.assertEqual(self.here.name, self.home(self.shared).name)
@@ -554,17 +558,17 @@ class SharedTest(BootedTestCase):
             self.assert_arrives(self.root, node)
             self.assertEqual(self.here.name, self.home(self.shared).name)
         self.stop(self.instance)
-        self.start(self.other)
+        self.start(self.other_one)
 
     def test_the_last_one_is_followed(self):
         self.stop(self.instance)
         self.instance.detach(self.shared)
-        self.start(self.other)
-        self.other.detach(self.shared)
-        self.other.attach(self.shared)
-        self.other.wait_for_stamps(self.shared)
+        self.start(self.other_one)
+        self.other_one.detach(self.shared)
+        self.other_one.attach(self.shared)
+        self.other_one.wait_for_stamps(self.shared)
         self.assert_arrives(self.shared, self.there)
-        self.other.assert_alive()
+        self.other_one.assert_alive()
 
 
 class ThinLioSharedTest(SharedTest):
