@@ -143,6 +143,9 @@ def _start(arguments: list[str], stdin: int) -> subprocess.Popen[str]:
                             stderr=subprocess.PIPE,
                             env={'PATH': _path(),
                                  'LC_ALL': 'C',
+                                 # What LVM says in the middle of a report is
+                                 # no part of it.
+                                 'LVM_OUT_FD': '2',
                                  'LVM_SUPPRESS_FD_WARNINGS': '1'},
                             start_new_session=True, text=True,
                             errors='replace')

@@ -107,6 +107,12 @@ class RunTest(PrivilegedTestCase):
         self.assertEqual((0, '$(id); x\n', ''),
                          privileged.run(['lvs', '$(id); x'], 10))
 
+    def test_what_lvm_says_in_a_report_is_no_part_of_it(self):
+        self.program('vgs', 'echo "  Retrying metadata scan." >&$LVM_OUT_FD;'
+                     ' echo "{}"')
+        self.assertEqual((0, '{}\n', '  Retrying metadata scan.\n'),
+                         privileged.run(['vgs'], 10))
+
     def test_output_is_that_of_the_c_locale(self):
         self.program('lvs', 'echo $LC_ALL $TELLTALE')
         self.assertEqual('C\n', privileged.run(['lvs'], 10)[1])
