@@ -12,16 +12,15 @@ import dataclasses
 import pathlib
 import re
 import shutil
-import subprocess
 
 from lab import cache
 from lab import errors
+from lab import packages
 
 # A metapackage: the kernel is what it depends on.
 KERNEL = 'linux-image-cloud-amd64'
 # Drivers that the guest needs; Debian has them as modules.
 _DRIVERS = ('virtio_pci', 'virtio_blk')
-_PATIENCE = 300
 _KERNEL_FILE = 'vmlinuz'
 
 
@@ -58,46 +57,31 @@ def fetched(programs: Mapping[str, str] | None = None) -> Image:
     """
     programs = programs or {}
     try:
-        packages = _packages(programs.values())
+        found = _packages(programs.values())
     except errors.LabError:
         # There are no lists of packages yet.
-        _run(['apt-get', '-q', 'update'])
-        packages = _packages(programs.values())
-    name = '-'.join(['qemu-guest', *packages.values()])
+        packages.update()
+        found = _packages(programs.values())
+    name = '-'.join(['qemu-guest', *found.values()])
     return Image(cache.made(
         name, _KERNEL_FILE,
-        lambda scratch: _fill(scratch, list(packages), programs)))
+        lambda scratch: _fill(scratch, list(found), programs)))
 
 
 def _packages(others: Iterable[str]) -> dict[str, str]:
     """Names of the packages, with their versions."""
-    depends = _run(['apt-cache', 'depends', '--important', KERNEL])
+    depends = packages.run(['apt-cache', 'depends', '--important', KERNEL])
     kernels = re.findall(r'Depends: (linux-image-\S+)', depends)
     if len(kernels) != 1:
         raise errors.LabError(
             f'One kernel was expected as what {KERNEL} depends on: {depends}')
-    found = {}
-    for package in (kernels[0], *others):
-        text = _run(['apt-cache', 'show', '--no-all-versions', package])
-        version = re.search(r'^Version: (\S+)$', text, re.MULTILINE)
-        if version is None:
-            raise errors.LabError(f'{package} has no version: {text}')
-        found[package] = version[1].replace(':', '_')
-    return found
+    return packages.versions([kernels[0], *others])
 
 
-def _fill(scratch: pathlib.Path, packages: list[str],
+def _fill(scratch: pathlib.Path, names: list[str],
           programs: Iterable[str]) -> None:
     """Make the folder ``result`` of what is in the packages."""
-    root, result = scratch / 'root', scratch / 'result'
-    try:
-        _run(['apt-get', '-q', 'download', *packages], scratch)
-    except errors.LabError:
-        # What old lists name has been superseded.
-        _run(['apt-get', '-q', 'update'])
-        _run(['apt-get', '-q', 'download', *packages], scratch)
-    for package in scratch.glob('*.deb'):
-        _run(['dpkg-deb', '--extract', str(package), str(root)])
+    root, result = packages.extract(names, scratch), scratch / 'result'
     (result / 'modules').mkdir(parents=True)
     shutil.copy(next(root.glob('boot/vmlinuz-*')), result / _KERNEL_FILE)
     for program in programs:
@@ -114,19 +98,11 @@ def _in_order(root: pathlib.Path, names: tuple[str, ...]
     for name in names:
         # Without a file it is built in.
         for path in root.glob(f'**/kernel/**/{name}.ko*'):
-            depends = _run(['modinfo', '--field', 'depends', str(path)])
+            depends = packages.run(
+                ['modinfo', '--field', 'depends', str(path)])
             needed = _in_order(root, tuple(depends.strip().split(',')))
             found += [one for one in [*needed, path] if one not in found]
     return found
-
-
-def _run(command: list[str], folder: pathlib.Path | None = None) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True,
-                          stdin=subprocess.DEVNULL, timeout=_PATIENCE)
-    if done.returncode:
-        raise errors.CommandFailed('this machine', command, done.returncode,
-                                   done.stdout, done.stderr)
-    return done.stdout
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:

@@ -162,6 +162,9 @@ class Up(_LabCommand):
                                  'with sudo and rootwrap')
         parser.add_argument('--contained', action='store_true',
                             help='let cinder-volume run in a container')
+        parser.add_argument('--multipathd', action='store_true',
+                            help='multipathd in the nodes, which takes disks '
+                                 'that have several paths')
         parser.add_argument('--memory', metavar='SIZE', type=_memory,
                             help='memory of a node (default: 1G, with '
                                  '--nova, --backup, --image-store or --lvm '

@@ -12,6 +12,7 @@ from lab import control_plane
 from lab import image_store
 from lab import images
 from lab import keys
+from lab import multipath
 from lab import networks
 from lab import node_services
 from lab import nova
@@ -83,7 +84,8 @@ IN_TREE = services.Part(
 
 OPTIONAL = {'nova': INSTANCES, 'backup': BACKUPS, 'keys': KEYS,
             'image_store': IMAGE_STORE, 'lvm': IN_TREE,
-            'unprivileged': unprivileged.PART, 'contained': contained.PART}
+            'unprivileged': unprivileged.PART, 'contained': contained.PART,
+            'multipathd': multipath.PART}
 
 
 def of(chosen: Collection[str]) -> services.Part:

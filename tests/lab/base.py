@@ -31,6 +31,9 @@ from lab import user as users
 
 # Seconds
 PATIENCE = 180
+# Of what wait_briefly() is told
+REPLACEMENT_TIMEOUT = 5
+ISCSID_CONF = '/etc/iscsi/iscsid.conf'
 # Bytes per second of a move that is not to end yet
 SLOW = 512 << 10
 # Of the backends `local` and `thin`.  The soak has them the other way round.
@@ -228,6 +231,15 @@ class LabTestCase(testtools.TestCase):
         cut = node.kill(lose=lose)
         self.addDetail('power cut of %s' % node.name,
                        content.text_content(str(cut)))
+
+    def wait_briefly(self, node):
+        """Let iSCSI on a node soon give a source up that is away."""
+        node.run(['sed', '-i.before', 's/^node.session.timeo.'
+                  'replacement_timeout = .*/node.session.timeo.'
+                  'replacement_timeout = %d/' % REPLACEMENT_TIMEOUT,
+                  ISCSID_CONF])
+        self.addCleanup(node.run, ['mv', ISCSID_CONF + '.before',
+                                   ISCSID_CONF])
 
     def fill(self, node, group, leave):
         """Leave only so many MiB of a volume group on a node."""

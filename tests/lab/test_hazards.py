@@ -29,9 +29,6 @@ STORM = 60
 # here than its API waits.
 AT_ONCE = 3
 MARKER = 'remanence of %s' % uuid.uuid4()
-ISCSID_CONF = '/etc/iscsi/iscsid.conf'
-# Seconds
-REPLACEMENT_TIMEOUT = 5
 
 
 class HazardTestCase(base.LabTestCase):
@@ -98,12 +95,7 @@ class AwayTest(HazardTestCase):
         self.source, destination = source, self.other(source)
         self.standing = self.create(node=destination)
         self.local = self.attach(self.standing, destination)
-        destination.run(['sed', '-i.before', 's/^node.session.timeo.'
-                         'replacement_timeout = .*/node.session.timeo.'
-                         'replacement_timeout = %d/' % REPLACEMENT_TIMEOUT,
-                         ISCSID_CONF])
-        self.addCleanup(destination.run, ['mv', ISCSID_CONF + '.before',
-                                          ISCSID_CONF])
+        self.wait_briefly(destination)
         self.moved = self.attach(self.volume, destination)
         self.hold_in_mid_move(self.moved)
         self.write_stamp(self.moved, 'arrived', block=30000)
@@ -115,7 +107,7 @@ class AwayTest(HazardTestCase):
         reading = self.background(
             node, 'dd if=%s bs=%d skip=500000 count=1 iflag=direct '
             'status=none; echo done $?' % (self.moved.device, BLOCK))
-        time.sleep(REPLACEMENT_TIMEOUT + 15)
+        time.sleep(base.REPLACEMENT_TIMEOUT + 15)
         self.assertEqual('', self.output(node, reading))
         # What has arrived, other volumes and the backend go on.
         self.assertEqual('arrived', self.read_stamp(self.moved, block=30000))
