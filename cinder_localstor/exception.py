@@ -62,8 +62,9 @@ class VolumeGroupLost(LocalStorException):
     message = _("Volume group '%(group)s' was on %(host)s, and LVM does not "
                 "find it any more: %(reason)s Do not make it anew, for its "
                 "volumes may all be there. Look for its disk. Where LVM can't "
-                "read its metadata, restore them with 'vgcfgrestore --force "
-                "%(group)s', and start cinder-volume again.")
+                "read its metadata, restore them with 'pvck --repair --file "
+                "/etc/lvm/backup/%(group)s <disk>', and start cinder-volume "
+                "again.")
 
 
 class LVMLooksIntoVolumes(LocalStorException):

@@ -42,6 +42,8 @@ def _files(place: services.Place) -> dict[str, str | services.Link]:
 PART = services.Part(
     nodes=(services.Service(
         name='multipathd',
-        command=lambda place: ['/usr/sbin/multipathd', '-d'],
+        # The package has systemd load the module.
+        command=lambda place: ['/bin/sh', '-c', 'modprobe dm-multipath &&'
+                               ' exec /usr/sbin/multipathd -d'],
         ready=lambda place: services.Probe(says='startup listener')),),
     files=_files)

@@ -99,28 +99,28 @@ class DamagedTest(LVMTestCase):
     # area begins at the ninth sector.
     DAMAGE = '''\
 set -e
-disk=$(pvs --noheadings -o pv_name -S vg_name=%(group)s | tr -d ' ')
-at=$(pvck --dump headers $disk | sed -n 's/.*raw_locn\\[0\\].offset //p')
-dd if=/dev/zero of=$disk bs=512 count=1 seek=$((8 + at / 512)) oflag=direct \
+at=$(pvck --dump headers $0 | sed -n 's/.*raw_locn\\[0\\].offset //p')
+dd if=/dev/zero of=$0 bs=512 count=1 seek=$((8 + at / 512)) oflag=direct \
     conv=notrunc,fsync
-''' % {'group': GROUP}
+'''
 
     def test_group_whose_metadata_are_lost_is_given_back_its_own(self):
+        disk = self.node.run(['pvs', '--noheadings', '-o', 'pv_name', '-S',
+                              'vg_name=' + GROUP]).stdout.strip()
         attachment = self.attach(
             self.create(volume_type='thin', node=self.node), self.node)
         self.write(attachment)
         content = self.checksum(attachment)
         self.node.service('cinder-volume').stop()
         self.addCleanup(self.restart_cinder_volume, self.node)
-        self.node.run(['sh', '-c', self.DAMAGE])
+        self.node.run(['sh', '-c', self.DAMAGE, disk])
         self.node.service('cinder-volume').start(wait=False)
-        advice = 'vgcfgrestore --force ' + GROUP
+        advice = 'pvck --repair --file /etc/lvm/backup/' + GROUP
         self.wait_for('the backend says what to do',
                       lambda: advice in self.log_of(self.node))
         # The other group has nothing to do with it.
         self.create(volume_type='local', node=self.node)
-        # Nobody has rebooted the node: the volumes are there.
-        self.node.run([*advice.split(), '--yes'])
+        self.node.run([*advice.split(), '--yes', disk])
         self.restart_cinder_volume(self.node)
         self.assertEqual(content, self.checksum(attachment))
 

@@ -752,7 +752,7 @@ class CheckTest(GroupTestCase):
         self.command.fail('vgs', reason)
         self.has_backup.return_value = known
         error = self.assertRaises(exception.VolumeGroupLost, self.group.check)
-        for part in ('node1', reason, 'vgcfgrestore --force disks'):
+        for part in ('node1', reason, '--file /etc/lvm/backup/disks'):
             self.assertIn(part, str(error))
         self.assertNotIn('vgcreate', str(error))
 
