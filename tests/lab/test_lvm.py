@@ -81,15 +81,16 @@ class KilledTest(LVMTestCase):
 
     def test_what_lvm_had_written_is_durable_after_the_next_start(self):
         pool = '%s/%s-pool' % (GROUP, GROUP)
+        # Another than before, which a power cut might bring back
+        tag = 'written-%s' % uuid.uuid4()
         # As a process leaves it that is killed before it flushes the disk
-        self.node.run(['lvchange', '--addtag', 'written', pool])
-        self.addCleanup(self.node.run, ['lvchange', '--deltag', 'written',
-                                        pool])
+        self.node.run(['lvchange', '--addtag', tag, pool])
+        self.addCleanup(self.node.run, ['lvchange', '--deltag', tag, pool])
         self.restart_cinder_volume(self.node)
         self.cut_power(self.node, lose='drop')
         self.node.start()
         self.cloud.wait_for_backends([self.node])
-        self.assertIn('written', self.node.run(
+        self.assertIn(tag, self.node.run(
             ['lvs', '--noheadings', '-o', 'lv_tags', pool]).stdout)
 
 
