@@ -766,6 +766,7 @@ class SimulatedRemoteTarget(interface.RemoteTarget):
     def unexport(self, ctxt: context.RequestContext, volume: Any) -> None:
         self.exports.pop(volume['name'], None)
         self.admitted.pop(volume['name'], None)
+        self.secrets.pop(volume['name'], None)
 
     @_fallible
     def connect(self, volume: Any, connector: dict[str, Any]
