@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Cinder's own volume manager does with our volumes."""
 
-import functools
 from unittest import mock
 
 from cinder.api import microversions as mv
 from cinder.api.v3 import attachments
+from cinder import context
 from cinder.db import api as db
 from cinder.db import models
 from cinder import exception as cinder_exception
@@ -1760,16 +1760,19 @@ class SharedTest(ManagerTestCase):
 
     def test_two_that_connect_at_once_get_in_both(self):
         self.attach(A)
-        coming = [(host, self.cloud.reserve(
-            self.volume, instance=uuidutils.generate_uuid()))
-            for host in (B, C)]
-        connections = {}
-        made = base.Inside()
+        connections, made = {}, base.Inside()
 
-        def connect(host, attachment):
-            connections[host] = rpcapi.VolumeAPI().attachment_update(
-                self.cloud.ctxt, self.refresh(),
-                self.cloud.connector(host), attachment.id)
+        def connect(host):
+            attachment = self.cloud.reserve(
+                self.volume, instance=uuidutils.generate_uuid())
+            # A transaction is of one thread.
+            ctxt = context.RequestContext.from_dict(self.cloud.ctxt.to_dict())
+            volume, connector = self.refresh(), self.cloud.connector(host)
+
+            def do():
+                connections[host] = rpcapi.VolumeAPI().attachment_update(
+                    ctxt, volume, connector, attachment.id)
+            return do
 
         remote = self.cloud.nodes[A].remote
         export = remote.export
@@ -1779,8 +1782,8 @@ class SharedTest(ManagerTestCase):
             made()
             return answer
         with mock.patch.object(remote, 'export', and_wait):
-            self.assertEqual([None, None], base.at_once(*(
-                functools.partial(connect, *each) for each in coming)))
+            self.assertEqual([None, None], base.at_once(
+                *map(connect, (B, C))))
         for connection in connections.values():
             self.cloud.log_in(self.volume, connection)
 
