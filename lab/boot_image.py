@@ -56,12 +56,7 @@ def fetched(programs: Mapping[str, str] | None = None) -> Image:
     :param programs: the name of each that is wanted, and of its package
     """
     programs = programs or {}
-    try:
-        found = _packages(programs.values())
-    except errors.LabError:
-        # There are no lists of packages yet.
-        packages.update()
-        found = _packages(programs.values())
+    found = packages.with_lists(lambda: _packages(programs.values()))
     name = '-'.join(['qemu-guest', *found.values()])
     return Image(cache.made(
         name, _KERNEL_FILE,

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Debian's packages, taken apart without being installed."""
 
+from collections.abc import Callable
 from collections.abc import Iterable
 import pathlib
 import re
 import subprocess
+from typing import TypeVar
 
 from lab import cache
 from lab import errors
 
+_Answer = TypeVar('_Answer')
 # Seconds
 _PATIENCE = 300
 # Whether a folder is whole is seen by a file.
@@ -33,12 +36,7 @@ def versions(names: Iterable[str]) -> dict[str, str]:
 def extract(names: Iterable[str], scratch: pathlib.Path) -> pathlib.Path:
     """Download packages; the folder below `scratch` with what is in them."""
     root, wanted = scratch / 'root', list(names)
-    try:
-        run(['apt-get', '-q', 'download', *wanted], scratch)
-    except errors.LabError:
-        # What old lists name has been superseded.
-        update()
-        run(['apt-get', '-q', 'download', *wanted], scratch)
+    with_lists(lambda: run(['apt-get', '-q', 'download', *wanted], scratch))
     for package in scratch.glob('*.deb'):
         run(['dpkg-deb', '--extract', str(package), str(root)])
     return root
@@ -46,12 +44,7 @@ def extract(names: Iterable[str], scratch: pathlib.Path) -> pathlib.Path:
 
 def kept(name: str) -> pathlib.Path:
     """The folder with what is in a package; downloads it if need be."""
-    try:
-        found = versions([name])
-    except errors.LabError:
-        # There are no lists of packages yet.
-        update()
-        found = versions([name])
+    found = with_lists(lambda: versions([name]))
 
     def fill(scratch: pathlib.Path) -> None:
         result = extract([name], scratch).rename(scratch / 'result')
@@ -59,9 +52,17 @@ def kept(name: str) -> pathlib.Path:
     return cache.made(f'{name}-{found[name]}', _LIST, fill)
 
 
-def update() -> None:
-    """Fetch the lists of packages."""
-    run(['apt-get', '-q', 'update'])
+def with_lists(ask: Callable[[], _Answer]) -> _Answer:
+    """What comes of something that needs the lists of packages.
+
+    It is done again with new ones if it fails: there may be none yet, or what
+    they name has been superseded.
+    """
+    try:
+        return ask()
+    except errors.LabError:
+        run(['apt-get', '-q', 'update'])
+        return ask()
 
 
 def run(command: list[str], folder: pathlib.Path | None = None) -> str:
