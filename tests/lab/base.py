@@ -339,6 +339,26 @@ class GuestTestCase(LabTestCase):
         self.assertTrue(guest.verified.wait(PATIENCE), self.journal.failures)
         return guest
 
+    def move_on(self):
+        """Let the volume arrive elsewhere, held in mid-move, while its guest
+        works.
+        """
+        self.assertTrue(self.live(self.first).stop(PATIENCE))
+        self.detach(self.first)
+        self.moved = self.attach(self.volume, self.other(self.source))
+        self.hold_in_mid_move(self.moved)
+        self.guest = self.live(self.moved)
+
+    def assert_goes_on(self):
+        """Its guest writes again, all arrives, and every stamp is there."""
+        before = self.ledger.acknowledged
+        self.wait_for('the guest writes again',
+                      lambda: self.ledger.acknowledged > before + 20)
+        self.wait_until_arrived(self.moved)
+        self.assertTrue(self.guest.stop(PATIENCE))
+        self.live(self.moved).stop(PATIENCE)
+        self.assertEqual([], self.journal.failures)
+
 
 class WrittenTestCase(LabTestCase):
     """A volume that was written on its node, and that nobody has."""

@@ -30,20 +30,7 @@ class EndTest(base.GuestTestCase):
         self.size = base.SIZE[self.volume_type]
         super().setUp()
         self.destination = self.other(self.source)
-        self.assertTrue(self.live(self.first).stop(base.PATIENCE))
-        self.detach(self.first)
-        self.moved = self.attach(self.volume, self.destination)
-        self.hold_in_mid_move(self.moved)
-        self.guest = self.live(self.moved)
-
-    def assert_goes_on(self):
-        before = self.ledger.acknowledged
-        self.wait_for('the guest writes again',
-                      lambda: self.ledger.acknowledged > before + 20)
-        self.wait_until_arrived(self.moved)
-        self.assertTrue(self.guest.stop(base.PATIENCE))
-        self.live(self.moved).stop(base.PATIENCE)
-        self.assertEqual([], self.journal.failures)
+        self.move_on()
 
     def test_killed_with_all_that_it_had_started(self):
         service = self.destination.service('cinder-volume')
