@@ -8,7 +8,7 @@ NOVA_READY := $(VENV)/.nova-ready
 TEMPEST_READY := $(VENV)/.tempest-ready
 CARGO := cargo
 RUST_VERSION := 1.85
-WORKSPACES := hydrator lab/disk lab/guest
+WORKSPACES := hydrator lab/disk lab/guest lab/ptrace
 # Tests in the lab that "make test" has time for; "make soak" has all.
 SHORT := [.]ChainTest.test_on_to|test_chaos|test_h1_|test_h8
 SHORT := $(SHORT)|test_h25_of_two|LiveMigrationTest.test_lost|[.]RunningGuestTest
@@ -19,7 +19,7 @@ SHORT := $(SHORT)|ThinLioSecurityTest.test_source|ThinCopyTest.test_clone_of
 SHORT := $(SHORT)|while_it_runs|[.]EndTest.test_killed
 
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
-        lab-programs soak soak-walks soak-kills soak-kernel soak-nvme \
+        lab-programs ptrace soak soak-walks soak-kills soak-kernel soak-nvme \
         soak-lab soak-exchanged soak-nova qemu-test tempest bench lab-kernel nova \
         nova-test bench-nova bench-attach bench-distance bench-fleet tempest-nova \
         lab-up lab-down clean
@@ -69,7 +69,7 @@ $(READY): bindep.txt constraints.txt requirements.txt test-requirements.txt \
 	$(PYTHON) -W ignore -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	touch $@
 
-demo: setup helper
+demo: setup helper ptrace
 	$(PYTHON) -W ignore -m lab.demo
 
 demo-nova: nova
@@ -137,7 +137,7 @@ qemu-test: setup rust
 
 # The suites are Tempest's and its plugin's, unchanged, and our plugin's;
 # TEMPEST=--help tells of less than all of them.
-tempest: setup helper $(TEMPEST_READY)
+tempest: setup helper ptrace $(TEMPEST_READY)
 	$(LAB) --name tempest tempest $(TEMPEST)
 
 # Tempest's suites of instances
@@ -163,10 +163,14 @@ LINT = if $(CARGO) $(1) --version > /dev/null 2>&1; then $(CARGO) $(1) $(2); \
 	else echo "SKIPPED in $$workspace: there is no cargo $(1)" >&2; fi
 
 # What the lab runs of our own that is not Python
-lab-programs: setup rust helper
+lab-programs: setup rust helper ptrace
 	for workspace in lab/disk lab/guest; do \
 	    (cd $$workspace && $(CARGO) build --locked --release) || exit 1; \
 	done
+
+# Without which some machines can't start a node
+ptrace: setup rust
+	cd lab/ptrace && $(CARGO) build --locked --release
 
 # Installed as on a node, from its wheel
 helper: setup rust
@@ -208,7 +212,7 @@ nova-test: nova
 
 # No test: it judges nothing.  BENCH=--quick makes it short.  What it runs is
 # looked for where cargo puts things by default.  Without QEMU it says so.
-bench: setup rust lab-kernel
+bench: setup rust ptrace lab-kernel
 	-$(call INSTALL,bench)
 	cd hydrator && env -u CARGO_TARGET_DIR sh -c '\
 	    $(CARGO) build --locked --release && \
@@ -247,7 +251,7 @@ $(NOVA_READY): $(READY) lab/nova-requirements.txt
 	    -c constraints.txt -r lab/nova-requirements.txt
 	touch $@
 
-lab-up: setup
+lab-up: setup ptrace
 	$(LAB) up
 
 # Whatever this checkout has started

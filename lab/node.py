@@ -167,7 +167,8 @@ class Node:
         self._table.start(self.name, self._network.wrap(argv),
                           self.console_log,
                           {'PATH': '/usr/sbin:/usr/bin:/sbin:/bin',
-                           'TMPDIR': str(self._memory_directory())})
+                           'TMPDIR': str(self._memory_directory()),
+                           **self._kernel.environment})
         self._wait_for_agent(timeout)
 
     def start(self, wait: bool = True, timeout: float = 180) -> None:

@@ -6,6 +6,9 @@ from Debian's linux-source, for what the stock one lacks: ublk, null_blk,
 fault injection, NVMe over TCP, and disks whose flush reaches the machine's
 own disk. It lies in a cache folder, because building it takes some minutes:
 one kernel for each recipe.
+
+Neither knows of all the registers that a processor may have; with
+``lab/ptrace`` they need not.
 """
 
 import dataclasses
@@ -19,6 +22,8 @@ from lab import errors
 SOURCE = 'linux-source-6.12'
 _IMAGE = 'linux'
 _RECIPE = pathlib.Path(__file__).resolve().parent
+PTRACE = (_RECIPE.parent
+          / 'ptrace/target/release/liblocalstor_lab_ptrace.so')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +33,11 @@ class Kernel:
     image: pathlib.Path
     modules: pathlib.Path
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its process has to have in its environment."""
+        return {'LD_PRELOAD': str(PTRACE)}
+
 
 STOCK = Kernel(pathlib.Path('/usr/bin/linux.uml'),
                pathlib.Path('/usr/lib/uml/modules'))
@@ -35,6 +45,10 @@ STOCK = Kernel(pathlib.Path('/usr/bin/linux.uml'),
 
 def named(name: str) -> Kernel:
     """The kernel ``stock`` or ``own``; LabError if it is not there."""
+    if not PTRACE.exists():
+        raise errors.LabError(
+            f'What a node\'s kernel sets registers with is not built: run '
+            f'"make lab-programs". It is looked for at {PTRACE}.')
     if name == 'stock':
         return STOCK
     if name != 'own':

@@ -25,6 +25,10 @@ class KernelTest(base.BaseTestCase):
         self.useFixture(
             fixtures.MockPatchObject(kernel, '_RECIPE', self.recipe))
         self.source('6.12.1')
+        self.ptrace = pathlib.Path(self.cache, 'ptrace.so')
+        self.ptrace.touch()
+        self.useFixture(
+            fixtures.MockPatchObject(kernel, 'PTRACE', self.ptrace))
 
     def source(self, version):
         answer = subprocess.CompletedProcess([], 0, version, '')
@@ -65,6 +69,13 @@ class KernelTest(base.BaseTestCase):
             module.write('# changed\n')
 
         self.assertTrue(kernel.named('own').image.exists())
+
+    def test_what_sets_registers_is_asked_for_before_it_is_built(self):
+        self.ptrace.unlink()
+
+        error = self.assertRaises(errors.LabError, kernel.named, 'stock')
+
+        self.assertIn('make lab-programs', str(error))
 
     def test_an_unknown_kernel_is_refused_by_name(self):
         error = self.assertRaises(errors.LabError, kernel.named, 'vanilla')
