@@ -107,6 +107,23 @@ class MetadataAreaFull(NotEnoughSpace):
                 "('pvchange --metadataignore y' for the others).")
 
 
+class DiskMissing(NotEnoughSpace):
+    message = _("A disk of volume group '%(group)s' on %(host)s is missing, "
+                "and LVM makes and extends nothing there, '%(name)s' neither: "
+                "%(reason)s. Look for it with 'pvs'. Bring it back "
+                "('vgextend --restoremissing'), or mend mirrored volumes "
+                "('lvconvert --repair') and give it up ('vgreduce "
+                "--removemissing').")
+
+
+class PoolIsNotMirrored(LocalStorException):
+    message = _("lvm_mirrors is %(mirrors)d, and thin volumes of %(host)s are "
+                "as their pool is: '%(pool)s' is not mirrored by the driver. "
+                "Take the option away. To mirror the pool, let LVM do it: "
+                "'lvconvert --type raid1 --mirrors %(mirrors)d' for "
+                "'%(pool)s_tdata', and for '%(pool)s_tmeta'.")
+
+
 class SnapshotsLeft(LocalStorException):
     message = _("Logical volume '%(group)s/%(name)s' stays: %(snapshots)s "
                 "would be lost with it, as thick snapshots of it. Delete "

@@ -155,7 +155,7 @@ CINDER_OPTS = ('target_ip_address', 'target_helper', 'target_protocol',
                'iscsi_target_flags', 'iscsi_write_cache',
                'volume_clear', 'volume_clear_size', 'volume_clear_ionice',
                'reserved_percentage', 'max_over_subscription_ratio')
-LVM_OPTS = ('volume_group', 'lvm_type')
+LVM_OPTS = ('volume_group', 'lvm_type', 'lvm_mirrors')
 
 
 def driver_options() -> list[cfg.Opt]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 import dataclasses
 import datetime
 import re
@@ -54,6 +55,7 @@ class Observed:
     :ivar down: hosts of volume services that are down
     :ivar pool: the thin pool, if there is one
     :ivar suspended: full names of logical volumes that answer nothing
+    :ivar missing: how many disks are not there, by the group's name
     """
 
     host: str
@@ -67,6 +69,7 @@ class Observed:
     connected: dict[str, str] | None
     pool: interface.Pool | None = None
     suspended: tuple[str, ...] = ()
+    missing: Mapping[str, int] = dataclasses.field(default_factory=dict)
     failures: tuple[str, ...] = ()
 
 
@@ -171,6 +174,7 @@ def look(ctxt: context.RequestContext, host: str, node: interface.Node
             return None
 
     wanted = registry.read(ctxt, host)
+    groups = {node.volumes, node.metadata}
     maps = None
     if node.metadata is not node.volumes:
         maps = ask(node.metadata.logical_volumes)
@@ -184,8 +188,10 @@ def look(ctxt: context.RequestContext, host: str, node: interface.Node
         connected=ask(node.initiator.connected),
         pool=ask(node.volumes.pool),
         suspended=tuple('%s/%s' % (group.name, name)
-                        for group in {node.volumes, node.metadata}
+                        for group in groups
                         for name in sorted(group.suspended())),
+        missing={group.name: ask(group.missing_disks) or 0
+                 for group in groups},
         failures=tuple(failures))
 
 
@@ -279,8 +285,10 @@ class _Judge:
                    *map(self._snapshot, self._wanted.snapshots),
                    *map(self._read_snapshot, self._wanted.of_no_user()),
                    *self._leftovers()]
-        problems = [*observed.failures, *map(_suspended_volume,
-                                             observed.suspended)]
+        problems = [*observed.failures,
+                    *map(_suspended_volume, observed.suspended),
+                    *(_missing_disks(group, count) for group, count
+                      in sorted(observed.missing.items()) if count)]
         if observed.pool and (full := self._destination.space.problem(
                 observed.pool)):
             problems.append(full)
@@ -319,7 +327,9 @@ class _Judge:
         volume = self.observed.volumes.get(copy.name)
         if volume is None:
             yield self._missing(copy)
-        elif not volume.is_valid:
+            return
+        yield from self._ailment(volume)
+        if not volume.is_valid:
             yield ('snapshot %s/%s is invalid: its space was full or could '
                    "not be written (look with 'dmesg'). What it had is lost: "
                    'delete it' % (self._group.name, copy.name))
@@ -332,11 +342,21 @@ class _Judge:
                        self._group.name, copy.name)})
         origin = copy.depends_on
         # One that was given up waits, under another name, for what reads it.
-        if (volume is not None and origin is not None and origin.name != (
+        if (origin is not None and origin.name != (
                 wipes.former_name(volume.origin) or volume.origin)):
             yield ('logical volume %s/%s is no snapshot of %s: a deletion '
                    'has begun, and what it had is lost. Delete it'
                    % (self._group.name, copy.name, origin.name))
+
+    def _ailment(self, volume: interface.LogicalVolume) -> Iterator[str]:
+        if volume.ailment:
+            yield ("%(ailment)s: see 'lvs --all --options "
+                   "+devices,lv_health_status %(group)s'. A mirrored volume "
+                   "is whole again after 'lvconvert --repair "
+                   "%(group)s/%(name)s', or 'lvchange --refresh' where the "
+                   "disk is back" % {'ailment': volume.ailment,
+                                     'group': self._group.name,
+                                     'name': volume.name})
 
     def _missing(self, copy: copies.Copy) -> str:
         return 'logical volume %s/%s is missing' % (self._group.name,
@@ -366,6 +386,7 @@ class _Judge:
         if volume is None:
             yield self._missing(copy)
             return
+        yield from self._ailment(volume)
         if not self._group.is_active(copy.name):
             yield _inactive(full_name)
         label = copies.Label(volume.tags)
@@ -492,7 +513,10 @@ class _Judge:
                              ) -> Iterator[str]:
         observed = self.observed
         full_name = '%s/%s' % (self._group.name, copy.name)
-        if observed.volumes is not None and copy.name not in observed.volumes:
+        volume = (observed.volumes or {}).get(copy.name)
+        if volume is not None:
+            yield from self._ailment(volume)
+        if observed.volumes is not None and volume is None:
             yield self._missing(copy)
         elif not self._group.is_active(copy.name):
             yield _inactive(full_name)
@@ -559,6 +583,13 @@ def _inactive(name: str) -> str:
             "When that says 'No data available', the thin pool has lost it in "
             "a power cut: delete the volume, or restore it from a backup"
             % (name, name))
+
+
+def _missing_disks(group: str, count: int) -> str:
+    return ("%(count)d of the disks of volume group %(group)s are missing: "
+            "what is on the others can be used, and nothing new be made. See "
+            "'pvs --options +pv_missing', and 'When a disk dies' in the "
+            "documentation" % {'count': count, 'group': group})
 
 
 def _suspended_volume(name: str) -> str:

@@ -48,6 +48,8 @@ class LogicalVolume:
     :ivar taken_of: of any snapshot, a thin one too, what it was taken of
     :ivar unfit: why a volume of Cinder's can't lie on it, and what to do; ''
         where one can
+    :ivar ailment: what is wrong with the disks that it lies on; '' if nothing
+        is
     """
 
     name: str
@@ -60,6 +62,7 @@ class LogicalVolume:
     room: int = 0
     taken_of: str = ''
     unfit: str = ''
+    ailment: str = ''
 
 
 def snapshots_on(name: str, volumes: Mapping[str, LogicalVolume]
@@ -104,7 +107,8 @@ class Capacity:
     """Space of a volume group, in bytes.
 
     `provisioned` is what all volumes could grow to, `free` what is not used
-    yet; with thin provisioning both speak of the pool.
+    yet; with thin provisioning both speak of the pool.  Nothing is free while
+    a disk is missing.  With mirrors each byte counts once.
     """
 
     total: int
@@ -230,6 +234,7 @@ class VolumeGroup(abc.ABC):
         """:raises VolumeGroupMissing: there is no such group
         :raises LVMLooksIntoVolumes: guests' groups could be activated
         :raises PoolDoesNotZero: volumes would show what others have left
+        :raises PoolIsNotMirrored: thin volumes can't be mirrored one by one
         """
 
     @abc.abstractmethod
@@ -250,6 +255,10 @@ class VolumeGroup(abc.ABC):
     @abc.abstractmethod
     def capacity(self) -> Capacity:
         """Space of the group."""
+
+    @abc.abstractmethod
+    def missing_disks(self) -> int:
+        """How many disks of the group are not there, or answer nothing."""
 
     @abc.abstractmethod
     def pool(self) -> Pool | None:
@@ -288,7 +297,7 @@ class VolumeGroup(abc.ABC):
         Only ever before it is first used: one whose content a power cut has
         taken, as it was made, is made anew.
 
-        :raises NotEnoughSpace: the group is too full
+        :raises NotEnoughSpace: the group is too full, or a disk is missing
         """
 
     def create_snapshot(self, name: str, origin: str, tags: frozenset[str]
@@ -323,7 +332,7 @@ class VolumeGroup(abc.ABC):
 
         One that thick snapshots lie on is not active for a moment.
 
-        :raises NotEnoughSpace: the group is too full
+        :raises NotEnoughSpace: the group is too full, or a disk is missing
         """
 
     @abc.abstractmethod

@@ -37,7 +37,7 @@ LOCK_FILE = '/run/lock/lvm/V_%s'
 # A logical volume's name as device-mapper has it, without the group's, and
 # what LVM calls a part or a layer of it
 MAPPED = re.compile(r'(?P<volume>(?:[^-]|--)+?)(?:_t(?:data|meta))?'
-                    r'(?:-[a-z]\w*)?')
+                    r'(?:_r(?:image|meta)_\d+)?(?:-[a-z]\w*)?')
 # What activating a thin volume ends with when its pool does not know it:
 # dm-thin answers ENODATA.  A power cut can come between LVM's metadata, which
 # have the volume then, and the pool's own.
@@ -56,6 +56,12 @@ RECORD = 16
 # an origin, mirrored and RAID ones, thin ones, and snapshots. To remove a
 # cached one would remove an operator's cache.
 FIT = '-omMrRVs'
+# What may be wrong with a volume's disks (lvs(8), the ninth of lv_attr)
+AILMENTS = {'p': 'a disk of it is missing',
+            'r': 'a disk of it does not have all that was written',
+            'm': 'its mirrors differ'}
+# What LVM says when it changes nothing in the group, since a disk is missing
+DISK_IS_MISSING = 'while PVs are missing'
 # What LVM says when what it has to note of a group does not fit into its
 # metadata area any more, since 2.03 and before (lib/format_text/format-text.c)
 NO_ROOM_FOR_METADATA = ('exceeds maximum metadata size',
@@ -111,7 +117,7 @@ def parse_logical_volumes(text: str) -> dict[str, dict[str, Any]]:
                 # and the first of what kind it is
                 'kind': row['lv_attr'][0],
                 'writable': row['lv_attr'][1] == 'w',
-                'whole': row['lv_attr'][8] != 'p',
+                'ailment': AILMENTS.get(row['lv_attr'][8], ''),
                 # The last: not activated with its group
                 'skipped': row['lv_attr'][9] == 'k',
                 'chunk': int(row['chunk_size'] or 0),
@@ -119,6 +125,7 @@ def parse_logical_volumes(text: str) -> dict[str, dict[str, Any]]:
                 'origin_size': int(row['origin_size'] or 0),
                 'pool': row['pool_lv'],
                 'origin': row['origin'],
+                'missing': int(row['vg_missing_pv_count']),
                 'data_percent': float(row['data_percent'] or 0),
                 'metadata_percent': float(row['metadata_percent'] or 0),
             }
@@ -174,6 +181,19 @@ def _room(row: dict[str, Any]) -> int:
     return room_for(row['origin_size'], max(row['chunk'], RECORD))
 
 
+def mirrored(sizes: Sequence[int], count: int) -> int:
+    """Bytes that there is room for, if each lies on so many disks.
+
+    The largest disks can be full of what has its mirror on the others, but
+    for what these have no room for.
+
+    :param sizes: bytes of each disk
+    """
+    largest_first = sorted(sizes, reverse=True)
+    return min(sum(largest_first[largest:]) // (count - largest)
+               for largest in range(count))
+
+
 def _kind(pool: str) -> str:
     return "thin, in pool '%s'" % pool if pool else 'thick'
 
@@ -212,6 +232,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
         self._configuration = configuration
         self._command = command
         self._pool = name + '-pool'
+        self._mirrors = configuration.lvm_mirrors
         self._lock = 'localstor-lvm-' + name
         self._block_size = 0
         self._disks: list[str] = []
@@ -225,15 +246,22 @@ class LVMVolumeGroup(interface.VolumeGroup):
     def check(self) -> None:
         self.resume_abandoned()
         try:
-            self._warn_of_scarce_metadata(self._group())
+            disks = self._group()
         except exception.CommandTimedOut:
             raise
         except exception.CommandFailed as error:
             raise self._missing(error) from error
+        self._warn_of_scarce_metadata(disks[0])
+        self._tell_of_missing_disks(disks[0])
+        self._disks = _paths(disks)
         self._check_filter()
         pool = self._report().get(self._pool)
         if self._type == 'auto':
             self._type = 'thin' if pool else 'default'
+        if self.thin and self._mirrors:
+            raise exception.PoolIsNotMirrored(
+                pool='%s/%s' % (self.name, self._pool),
+                host=self._command.host, mirrors=self._mirrors)
         if self.thin and not pool:
             # Whatever lvm.conf(5), allocation/thin_pool_zero, says
             self._run('lvcreate', '--yes', '--thinpool', self._pool,
@@ -244,7 +272,6 @@ class LVMVolumeGroup(interface.VolumeGroup):
                 host=self._command.host)
         udev.hide_group(self._command, self.name)
         self._activate_all()
-        self._disks = self._read_disks()
         # What a process has changed that was killed before it could do this
         self._flush()
         self._block_size = max(map(_logical_block_size, self._disks),
@@ -312,14 +339,19 @@ class LVMVolumeGroup(interface.VolumeGroup):
                 raise exception.LVMLooksIntoVolumes(
                     host=self._command.host, path=path, filters=filters)
 
-    def _group(self) -> dict[str, str]:
+    def _group(self) -> list[dict[str, str]]:
+        """A row for each of its disks, with what it has itself."""
         text = self._run(
             'vgs', '--reportformat', 'json', '--units', 'b', '--nosuffix',
-            '--options', 'vg_size,vg_free,vg_mda_size,vg_mda_free', self.name)
+            '--options', 'vg_mda_size,vg_mda_free,vg_missing_pv_count,'
+            'pv_name,pv_size,pv_free,pv_allocatable', self.name)
         rows = parse_report(text, 'vg', 'vgs')
-        if len(rows) != 1:
+        if not rows:
             raise exception.OutputNotUnderstood(line=text, command='vgs')
-        return rows[0]
+        return rows
+
+    def missing_disks(self) -> int:
+        return int(self._group()[0]['vg_missing_pv_count'])
 
     def _warn_of_scarce_metadata(self, group: dict[str, str]) -> None:
         # The area holds the metadata twice: as they are, and as they are
@@ -333,12 +365,21 @@ class LVMVolumeGroup(interface.VolumeGroup):
                         {'group': self.name, 'free': free // units.Ki,
                          'room': room // units.Ki})
 
+    def _tell_of_missing_disks(self, group: dict[str, str]) -> None:
+        missing = int(group['vg_missing_pv_count'])
+        if missing:
+            LOG.error("%(count)d of the disks of volume group %(group)s are "
+                      "missing: what is on the others can be used, and "
+                      "nothing new be made. See 'pvs'",
+                      {'count': missing, 'group': self.name})
+
     def _report(self) -> dict[str, dict[str, Any]]:
         return parse_logical_volumes(self._run(
             'lvs', '--reportformat', 'json', '--units', 'b', '--nosuffix',
             '--options',
             'lv_name,lv_size,lv_tags,lv_attr,pool_lv,origin,data_percent,'
-            'metadata_percent,chunk_size,origin_size', self.name))
+            'metadata_percent,chunk_size,origin_size,vg_missing_pv_count',
+            self.name))
 
     def logical_volumes(self) -> dict[str, interface.LogicalVolume]:
         return self._volumes(self._report())
@@ -351,7 +392,8 @@ class LVMVolumeGroup(interface.VolumeGroup):
             used=int(row['size'] * row['data_percent'] / 100),
             origin='' if row['pool'] else row['origin'],
             is_valid=row['valid'], taken_of=row['origin'],
-            room=_room(row), unfit=self._unfit(name, report))
+            room=_room(row), unfit=self._unfit(name, report),
+            ailment=row['ailment'])
             for name, row in report.items() if name != self._pool}
 
     def _unfit(self, name: str, report: dict[str, dict[str, Any]]) -> str:
@@ -366,8 +408,9 @@ class LVMVolumeGroup(interface.VolumeGroup):
         if row['pool'] != pool:
             return ('it is %s, and volumes of this backend are %s. Copy it '
                     'to one that is so' % (_kind(row['pool']), _kind(pool)))
-        if not row['whole']:
-            return ("a disk of it is missing, see 'pvs'. Bring the disk back")
+        if row['ailment']:
+            return ("%s, see 'lvs --all --options +devices %s'. Mend that"
+                    % (row['ailment'], full_name))
         if not row['valid']:
             return ("it is an invalid snapshot, and what it had is lost. "
                     "Remove it: 'lvremove %s'" % full_name)
@@ -405,25 +448,23 @@ class LVMVolumeGroup(interface.VolumeGroup):
         pool = report.pop(self._pool, None)
         provisioned = sum(row['size'] for row in report.values())
         if self.thin and pool is not None:
-            total = pool['size']
+            total, missing = pool['size'], pool['missing']
             free = int(total * (1 - pool['data_percent'] / 100))
         else:
-            group = self._group()
-            total, free = int(group['vg_size']), int(group['vg_free'])
+            disks, copies = self._group(), self._mirrors + 1
+            total = mirrored([int(disk['pv_size']) for disk in disks], copies)
+            free = mirrored([int(disk['pv_free']) for disk in disks
+                             if disk['pv_allocatable']], copies)
+            missing = int(disks[0]['vg_missing_pv_count'])
+        if missing:
+            # LVM would make nothing, and the scheduler should know.
+            free = 0
         return interface.Capacity(total=total, free=free,
                                   provisioned=provisioned,
                                   volumes=len(report), thin=self.thin)
 
     def block_size(self) -> int:
         return self._block_size
-
-    def _read_disks(self) -> list[str]:
-        """Paths of the group's physical volumes; a lost one has none."""
-        text = self._run(
-            'vgs', '--reportformat', 'json', '--noheadings', '--options',
-            'pv_name', self.name)
-        return [row['pv_name'] for row in parse_report(text, 'vg', 'vgs')
-                if row['pv_name'].startswith('/')]
 
     def _flush(self) -> None:
         """Make durable what was changed.
@@ -433,9 +474,10 @@ class LVMVolumeGroup(interface.VolumeGroup):
         """
         try:
             self._flush_disks()
-        except FileNotFoundError:
-            # An operator has taken a disk out of the group.
-            self._disks = self._read_disks()
+        except OSError:
+            # An operator has taken a disk out of the group, or it has died,
+            # and the others have the metadata.
+            self._disks = _paths(self._group())
             self._flush_disks()
 
     def _flush_disks(self) -> None:
@@ -467,6 +509,9 @@ class LVMVolumeGroup(interface.VolumeGroup):
             arguments += ['--virtualsize', '%db' % size,
                           '--thinpool', self._pool, self.name]
         else:
+            if self._mirrors:
+                arguments += ['--type', 'raid1',
+                              '--mirrors', str(self._mirrors)]
             arguments += ['--size', '%db' % size, self.name]
         # lvm2 takes a lock of its own with a wait that has no end; ours
         # keeps the time that a caller waits out of the command's timeout.
@@ -594,6 +639,10 @@ class LVMVolumeGroup(interface.VolumeGroup):
             raise exception.MetadataAreaFull(
                 group=self.name, host=self._command.host, name=name,
                 reason=error.kwargs['reason']) from error
+        if DISK_IS_MISSING in str(error):
+            raise exception.DiskMissing(
+                group=self.name, host=self._command.host, name=name,
+                reason=error.kwargs['reason']) from error
         if 'insufficient' in str(error).lower():
             free = self.capacity().free
             raise exception.NotEnoughSpace(
@@ -706,6 +755,12 @@ class LVMVolumeGroup(interface.VolumeGroup):
         except exception.LocalStorException as error:
             LOG.error('Logical volume %(name)s stays suspended: %(error)s',
                       {'name': full_name, 'error': error})
+
+
+def _paths(disks: Sequence[Mapping[str, str]]) -> list[str]:
+    """Of physical volumes; a missing one has none."""
+    return [disk['pv_name'] for disk in disks
+            if disk['pv_name'].startswith('/')]
 
 
 def gibibytes(size: int) -> str:

@@ -153,6 +153,7 @@ class Disk:
     room: int = 0
     taken_of: str = ''
     unfit: str = ''
+    ailment: str = ''
     is_open: bool = False
 
     @property
@@ -200,6 +201,8 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         self.abandoned: set[str] = set()
         # What LVM knows and the thin pool does not
         self.lost: set[str] = set()
+        # How many of its disks are not there.  LVM changes little then.
+        self.missing = 0
         # Bytes of a thin pool, if there is one, and how full its metadata are
         self.pool_size = 0
         self.pool_metadata = 0.0
@@ -215,7 +218,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         return {name: interface.LogicalVolume(
             name, disk.size, disk.tags, used=disk.used, origin=disk.origin,
             is_valid=disk.is_valid, room=disk.room, taken_of=disk.taken_of,
-            unfit=disk.unfit,
+            unfit=disk.unfit, ailment=disk.ailment,
             is_open=disk.is_open or self._is_used(self.path(name)))
             for name, disk in self.disks.items()}
 
@@ -236,8 +239,13 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
 
     def capacity(self) -> interface.Capacity:
         used = sum(disk.size for disk in self.disks.values())
-        return interface.Capacity(self.total, self.total - used, used,
-                                  len(self.disks), thin=False)
+        free = 0 if self.missing else self.total - used
+        return interface.Capacity(self.total, free, used, len(self.disks),
+                                  thin=False)
+
+    @_fallible
+    def missing_disks(self) -> int:
+        return self.missing
 
     def block_size(self) -> int:
         return self.logical_block
@@ -270,6 +278,10 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
 
     def _take(self, name: str, size: int) -> None:
         """:raises NotEnoughSpace: the group is too full"""
+        if self.missing:
+            raise exception.DiskMissing(
+                group=self.name, host=self.faults.host, name=name,
+                reason='Cannot change VG while PVs are missing')
         free = self.capacity().free
         if size > free and not self.thin:
             raise exception.NotEnoughSpace(
@@ -301,6 +313,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
 
     @_fallible
     def split_snapshot(self, name: str) -> None:
+        self._check_whole('lvconvert')
         if name in self.disks:
             if self.disks[name].origin:
                 # What is left are the chunks that its origin had changed.
@@ -313,6 +326,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
     def extend(self, name: str, size: int) -> None:
         if interface.snapshots_on(name, self._volumes()):
             self._check_unused('deactivate', name)
+        self._take(name, size - self.disks[name].size)
         self.disks[name].size = max(self.disks[name].size, size)
 
     @_fallible
@@ -340,6 +354,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
     @_fallible
     def rename(self, name: str, new: str) -> None:
         self._check_unused('rename', name)
+        self._check_whole('lvrename')
         assert new not in self.disks, new
         self.disks[new] = self.disks.pop(name)
         for disk in self.disks.values():
@@ -365,6 +380,12 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
                 command='%s %s' % (command, self.path(name)),
                 host=self.faults.host,
                 reason='it is used by another device')
+
+    def _check_whole(self, command: str) -> None:
+        if self.missing:
+            raise exception.CommandFailed(
+                command=command, host=self.faults.host,
+                reason='Cannot change VG while PVs are missing')
 
     def suspended(self) -> set[str]:
         return set(self.abandoned)

@@ -39,6 +39,7 @@ NODES, DATABASE = 'nodes', 'database'
 
 # Calls of a node that only look; some of them can't fail.
 LOOKS = frozenset({'SimulatedVolumeGroup.logical_volumes',
+                   'SimulatedVolumeGroup.missing_disks',
                    'SimulatedDeviceMapper.devices'})
 UNFAILING_LOOKS = ((simulated.SimulatedVolumeGroup, 'is_active'),
                    (simulated.SimulatedDeviceMapper, 'exists'),

@@ -373,6 +373,28 @@ class LostTest(MoverTestCase):
         self.assert_whole()
 
 
+class MissingDiskTest(MoverTestCase):
+    """The volume leaves a node that misses a disk of its group."""
+
+    def setUp(self):
+        super().setUp()
+        self.there = self.cloud.nodes[base.A].volumes
+        self.there.missing = 1
+
+    def test_old_copy_is_removed_when_the_group_is_whole(self):
+        self.cloud.move(self.volume)
+        for _period in range(20):
+            self.cloud.hydrate()
+            self.cloud.watch()
+        self.assertIn('PVs are missing',
+                      rows.for_volume(self.ctxt, self.volume.id)[0].problem)
+        self.assert_reads(self.volume)
+        self.assertEqual(base.B, self.cloud.host_of(self.volume))
+        self.there.missing = 0
+        self.cloud.settle()
+        self.assert_whole()
+
+
 class RefusedTest(MoverTestCase):
 
     def test_too_little_space_leaves_the_volume_alone(self):
@@ -381,6 +403,16 @@ class RefusedTest(MoverTestCase):
                                   self.volume)
         self.assertEqual('NotEnoughSpace', error.kind)
         self.assertIn('group', str(error))
+        self.assertEqual(base.A, self.cloud.host_of(self.volume))
+        self.assert_whole()
+
+    def test_missing_disk_leaves_the_volume_alone(self):
+        self.cloud.nodes[base.B].volumes.missing = 1
+        error = self.assertRaises(exception.PeerFailed, self.cloud.move,
+                                  self.volume)
+        self.assertTrue(issubclass(exception.kind_of(error),
+                                   exception.NotEnoughSpace))
+        self.assertIn('A disk of volume group', str(error))
         self.assertEqual(base.A, self.cloud.host_of(self.volume))
         self.assert_whole()
 

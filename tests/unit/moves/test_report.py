@@ -232,6 +232,12 @@ class StandingTest(ReportTestCase):
         self.cloud.nodes[base.A].initiator.connected = lambda: sessions
         self.assert_problem('session with ' + iqn)
 
+    def test_disk_that_is_missing(self):
+        self.cloud.nodes[base.A].volumes.missing = 1
+        found = self.report().backends[0]
+        self.assertIn('1 of the disks of volume group', found.problems[0])
+        self.assertEqual((), found.copies[0].problems)
+
     def test_tool_that_fails_is_told_and_hides_nothing_else(self):
         for call, host in (('SimulatedVolumeGroup.logical_volumes', base.A),
                            ('SimulatedDeviceMapper.devices', base.A)):
@@ -419,7 +425,14 @@ class MovingTest(ReportTestCase):
         called = {name for node in self.cloud.nodes.values()
                   for name, _nth in node.faults.seen}
         self.assertEqual({'SimulatedVolumeGroup.logical_volumes',
+                          'SimulatedVolumeGroup.missing_disks',
                           'SimulatedDeviceMapper.devices'}, called)
+
+    def test_what_is_wrong_with_the_disks_is_told_on_both_nodes(self):
+        for host in (base.A, base.B):
+            for name, disk in self.cloud.nodes[host].volumes.disks.items():
+                disk.ailment = 'a disk of it is missing'
+            self.assert_problem('lvconvert --repair', host)
 
 
 class AbortingTest(ReportTestCase):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -22,17 +23,21 @@ def row(name='volume-1', **more):
     return {'lv_name': name, 'lv_size': str(units.Gi), 'lv_tags': '',
             'lv_attr': '-wi-a-----', 'pool_lv': '', 'origin': '',
             'data_percent': '', 'metadata_percent': '', 'chunk_size': '0',
-            'origin_size': '', **more}
+            'origin_size': '', 'vg_missing_pv_count': '0', **more}
 
 
 def lvs(*rows):
     return json.dumps({'report': [{'lv': list(rows)}]})
 
 
-def vgs(**fields):
-    return json.dumps({'report': [{'vg': [{
-        'vg_mda_size': str(units.Mi), 'vg_mda_free': str(units.Mi // 2),
-        **fields}]}]})
+def disk(name='/dev/null', **more):
+    return {'vg_mda_size': str(units.Mi), 'vg_mda_free': str(units.Mi // 2),
+            'vg_missing_pv_count': '0', 'pv_name': name, 'pv_size': '0',
+            'pv_free': '0', 'pv_allocatable': 'allocatable', **more}
+
+
+def vgs(*disks):
+    return json.dumps({'report': [{'vg': list(disks)}]})
 
 
 @ddt.ddt
@@ -45,9 +50,9 @@ class ParseTest(base.TestCase):
                           'open': True, 'active': True, 'zeroes': True,
                           'valid': True, 'pool': 'disks-pool', 'origin': '',
                           'data_percent': 12.5, 'metadata_percent': 0,
-                          'kind': 'V', 'writable': True, 'whole': True,
+                          'kind': 'V', 'writable': True, 'ailment': '',
                           'skipped': False, 'chunk': 0,
-                          'origin_size': 0}},
+                          'origin_size': 0, 'missing': 0}},
             lvm.parse_logical_volumes(lvs(row(
                 lv_tags='localstor.move=m,other', lv_attr='Vwi-aotz--',
                 pool_lv='disks-pool', data_percent='12.50'))))
@@ -160,8 +165,8 @@ class ThickTest(GroupTestCase):
     @ddt.data('create', 'extend')
     def test_full_group_is_told_with_numbers(self, method):
         self.command.answer('lvs', lvs(row()))
-        self.command.answer('vgs', vgs(vg_size=str(4 * units.Gi),
-                                       vg_free=str(units.Gi)))
+        self.command.answer('vgs', vgs(disk(pv_size=str(4 * units.Gi),
+                                            pv_free=str(units.Gi))))
         for program in ('lvcreate', 'lvextend'):
             self.command.fail(program, 'Volume group "disks" has '
                               'insufficient free space (256 extents)')
@@ -328,7 +333,7 @@ class ThickTest(GroupTestCase):
         self.command.fail('lvcreate', 'Volume group "disks" has '
                           'insufficient free space (256 extents)')
         self.command.answer('lvs', lvs(row()))
-        self.command.answer('vgs', vgs(vg_size='4', vg_free='2'))
+        self.command.answer('vgs', vgs(disk(pv_size='4', pv_free='2')))
         error = self.assertRaises(
             exception.NotEnoughSpace, self.group.create_snapshot,
             '_snapshot-1', 'volume-1', frozenset())
@@ -419,12 +424,55 @@ class ThickTest(GroupTestCase):
 
     def test_capacity_is_that_of_the_group(self):
         self.command.answer('lvs', lvs(row(), row('volume-2')))
-        self.command.answer('vgs', vgs(vg_size='100', vg_free='40'))
+        self.command.answer('vgs', vgs(disk(pv_size='60', pv_free='30'),
+                                       disk(pv_size='40', pv_free='10')))
         capacity = self.group.capacity()
         self.assertEqual((100, 40, 2 * units.Gi, 2, False),
                          (capacity.total, capacity.free,
                           capacity.provisioned, capacity.volumes,
                           capacity.thin))
+
+    def test_disk_that_is_being_emptied_has_nothing_free(self):
+        self.command.answer('vgs', vgs(
+            disk(pv_size='60', pv_free='30', pv_allocatable=''),
+            disk(pv_size='40', pv_free='10')))
+        self.assertEqual(10, self.group.capacity().free)
+
+    def lose_a_disk(self):
+        self.command.answer('vgs', vgs(
+            *(disk(name, pv_size='60', pv_free='30', vg_missing_pv_count='1')
+              for name in ('/dev/null', '[unknown]'))))
+
+    def test_nothing_is_free_while_a_disk_is_missing(self):
+        self.lose_a_disk()
+        self.assertEqual((120, 0), (self.group.capacity().total,
+                                    self.group.capacity().free))
+        self.assertEqual(1, self.group.missing_disks())
+
+    @ddt.data('create', 'extend', 'create_snapshot')
+    def test_what_waits_for_a_missing_disk_is_told_so(self, method):
+        self.command.answer('lvs', lvs(row()))
+        for program in ('lvcreate', 'lvextend'):
+            self.command.fail(program, 'Cannot change VG disks while PVs are '
+                              'missing.')
+        arguments = {'create': ('volume-2', units.Gi, frozenset()),
+                     'extend': ('volume-1', 2 * units.Gi),
+                     'create_snapshot': ('_snapshot-1', 'volume-1',
+                                         frozenset())}[method]
+        error = self.assertRaises(exception.DiskMissing,
+                                  getattr(self.group, method), *arguments)
+        for part in ('disks', 'node1', arguments[0], 'vgreduce'):
+            self.assertIn(part, str(error))
+
+    @ddt.data(('-wi-a-----', ''), ('rwi-a-r-p-', 'missing'),
+              ('rwi-a-r-r-', 'written'), ('rwi-a-r-m-', 'differ'))
+    @ddt.unpack
+    def test_what_is_wrong_with_the_disks_of_a_volume_is_known(
+            self, attributes, ailment):
+        self.command.answer('lvs', lvs(row(lv_attr=attributes)))
+        found = self.group.logical_volumes()['volume-1'].ailment
+        self.assertEqual(bool(ailment), bool(found))
+        self.assertIn(ailment, found)
 
     def test_there_is_no_pool(self):
         self.assertIsNone(self.group.pool())
@@ -694,7 +742,6 @@ class CheckTest(GroupTestCase):
     def setUp(self):
         super().setUp()
         self.admit('["a|^/dev/sda4$|","r|.*|"]')
-        self.command.answer('vgs', vgs(vg_size='1', vg_free='1'))
         self.use('/dev/null', '/dev/zero')
         self.command.answer('lvs', lvs())
         self.block_devices = pathlib.Path(
@@ -717,11 +764,9 @@ class CheckTest(GroupTestCase):
             (partition / 'partition').write_text('%d\n' % number)
             (self.block_devices / partition.name).symlink_to(partition)
 
-    def use(self, *disks):
+    def use(self, *names):
         """Let the group have physical volumes."""
-        self.command.answer(
-            'vgs --reportformat json --noheadings', json.dumps(
-                {'report': [{'vg': [{'pv_name': disk} for disk in disks]}]}))
+        self.command.answer('vgs', vgs(*map(disk, names)))
 
     def admit(self, filters, use_devicesfile=0):
         self.command.answer('lvmconfig', 'use_devicesfile=%d\n'
@@ -764,10 +809,7 @@ class CheckTest(GroupTestCase):
             self.assertIn(part, str(error))
 
     def test_metadata_area_that_is_nearly_full_is_told(self):
-        self.command.answer('vgs', vgs(vg_mda_size=str(units.Mi),
-                                       vg_mda_free=str(100 * units.Ki)))
-        self.command.answer('vgs --reportformat json --noheadings',
-                            vgs(pv_name='/dev/null'))
+        self.command.answer('vgs', vgs(disk(vg_mda_free=str(100 * units.Ki))))
         with self.assertLogs('cinder_localstor.node.lvm') as logged:
             self.group.check()
         for part in ('disks', '100 of 512 KiB', '--metadatasize'):
@@ -870,18 +912,36 @@ class CheckTest(GroupTestCase):
             self.group.clear('volume-1')
         self.flush.assert_called_with('/dev/zero')
 
-    def test_disk_that_has_left_the_group_is_not_missed(self):
+    @ddt.data(FileNotFoundError(errno.ENOENT, 'gone'),
+              OSError(errno.EIO, 'dead'))
+    def test_disk_that_lvm_misses_keeps_no_change_from_being_made(self,
+                                                                   error):
         self.group.check()
         self.flush.reset_mock()
-        self.use('/dev/zero')
-        self.flush.side_effect = self.without_null
+        self.use('[unknown]', '/dev/zero')
+        self.flush.side_effect = lambda name: self.without_null(name, error)
         self.group.remove('volume-1')
         self.flush.assert_called_with('/dev/zero')
 
+    def test_disk_of_the_group_that_can_not_be_flushed_is_an_error(self):
+        self.group.check()
+        self.flush.side_effect = lambda name: self.without_null(
+            name, OSError(errno.EIO, 'dead'))
+        self.assertRaises(OSError, self.group.remove, 'volume-1')
+
+    def test_missing_disk_is_told_at_the_start(self):
+        self.command.answer('vgs', vgs(
+            disk('[unknown]', vg_missing_pv_count='1'),
+            disk(vg_missing_pv_count='1')))
+        with self.assertLogs('cinder_localstor.node.lvm', 'ERROR') as logged:
+            self.group.check()
+        self.assertIn('1 of the disks of volume group disks',
+                      logged.output[0])
+
     @staticmethod
-    def without_null(disk):
+    def without_null(disk, error):
         if disk == '/dev/null':
-            raise FileNotFoundError(disk)
+            raise error
 
     @staticmethod
     def pool(attributes='twi-aotz--'):
@@ -921,6 +981,49 @@ class CheckTest(GroupTestCase):
 
 
 @ddt.ddt
+class MirroredTest(GroupTestCase):
+
+    def make(self, kind):
+        self.override('lvm_mirrors', 1)
+        return super().make(kind)
+
+    def test_each_volume_is_mirrored(self):
+        self.group.create('volume-1', units.Gi, frozenset())
+        self.assertEqual(['lvcreate --yes --name volume-1 --type raid1 '
+                          '--mirrors 1 --size 1073741824b disks'],
+                         self.command.ran)
+
+    def test_each_byte_counts_once(self):
+        self.command.answer('vgs', vgs(disk(pv_size='60', pv_free='30'),
+                                       disk(pv_size='50', pv_free='10')))
+        capacity = self.group.capacity()
+        self.assertEqual((50, 10), (capacity.total, capacity.free))
+
+    @ddt.data(([], 2, 0), ([10], 2, 0), ([10, 10], 2, 10), ([10, 4], 2, 4),
+              ([10, 6, 6], 2, 11), ([20, 6, 6], 2, 12), ([10, 6, 6], 3, 6),
+              ([10, 6], 1, 16))
+    @ddt.unpack
+    def test_what_has_its_mirror_on_another_disk(self, sizes, count, room):
+        self.assertEqual(room, lvm.mirrored(sizes, count))
+
+    @ddt.data('thin', 'auto')
+    def test_pool_is_for_others_to_mirror(self, kind):
+        self.command.answer('vgs', vgs(disk()))
+        self.command.answer('lvmconfig', 'global_filter=["r|.*|"]\n')
+        self.command.answer('lvs', lvs(row('disks-pool')))
+        error = self.assertRaises(exception.PoolIsNotMirrored,
+                                  self.make(kind).check)
+        for part in ('disks/disks-pool', 'node1', 'lvconvert'):
+            self.assertIn(part, str(error))
+
+    @ddt.data('disks-a_rimage_0', 'disks-a_rmeta_1', 'disks-a')
+    def test_part_that_is_suspended_is_its_volume(self, name):
+        self.patch('cinder_localstor.node.suspension.suspended',
+                   return_value={name: 'LVM-uuid'})
+        self.assertEqual({'a'}, self.group.suspended())
+
+
+@ddt.ddt
 class UnfitTest(GroupTestCase):
     """What no volume of Cinder's can lie on, in a thick group."""
 
@@ -942,7 +1045,7 @@ class UnfitTest(GroupTestCase):
               ('-Ri-a-----', '--permission rw disks/volume-1'),
               ('-wi-------', '--activate y'), ('-wi-s-----', '--activate y'),
               ('-wi-a----k', '--setactivationskip n'),
-              ('-wi-a---p-', "see 'pvs'"))
+              ('-wi-a---p-', "Mend that"))
     @ddt.unpack
     def test_others_are_not_and_what_to_do_is_told(self, attributes, part):
         self.assertIn(part, self.unfit(lv_attr=attributes))
