@@ -197,7 +197,7 @@ RUST_IS_NEW = printf '%s\n' $(RUST_VERSION) "$${found:-0}" | sort -V -C
 # What went wrong stands at the end, where one looks first.
 RUN_LAB_TESTS := TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color
 TEST_LABS := test nova furnished blocks unprivileged contained names releases \
-    multipathd
+    multipathd mirrored
 LAB_DOWN := status=$$?; for name in $(TEST_LABS); do \
     $(LAB) --name $$name down || status=$$?; done; \
     [ $$status = 0 ] || $(VENV)/bin/stestr failing | tail -n 20; \

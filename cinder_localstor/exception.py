@@ -109,11 +109,11 @@ class MetadataAreaFull(NotEnoughSpace):
 
 class DiskMissing(NotEnoughSpace):
     message = _("A disk of volume group '%(group)s' on %(host)s is missing, "
-                "and LVM makes and extends nothing there, '%(name)s' neither: "
-                "%(reason)s. Look for it with 'pvs'. Bring it back "
-                "('vgextend --restoremissing'), or mend mirrored volumes "
-                "('lvconvert --repair') and give it up ('vgreduce "
-                "--removemissing').")
+                "so LVM makes, extends and renames nothing there, '%(name)s' "
+                "neither: %(reason)s. Look for it with 'pvs'. Bring it back "
+                "('vgextend --restoremissing'), or give up what mirrored "
+                "volumes had there ('vgreduce --removemissing --mirrorsonly "
+                "--force'); see 'When a disk dies' in the documentation.")
 
 
 class PoolIsNotMirrored(LocalStorException):

@@ -157,6 +157,10 @@ class Up(_LabCommand):
         parser.add_argument('--lvm', action='store_true',
                             help='a third backend in each node, "lvm": '
                                  'Cinder\'s own driver, with thick volumes')
+        parser.add_argument('--mirrored', action='store_true',
+                            help='a further backend in each node, '
+                                 '"mirrored": thick volumes that have a '
+                                 'mirror on a second disk')
         parser.add_argument('--unprivileged', action='store_true',
                             help='let cinder-volume run as the user cinder, '
                                  'with sudo and rootwrap')
@@ -167,8 +171,8 @@ class Up(_LabCommand):
                                  'that have several paths')
         parser.add_argument('--memory', metavar='SIZE', type=_memory,
                             help='memory of a node (default: 1G, with '
-                                 '--nova, --backup, --image-store or --lvm '
-                                 '2G)')
+                                 '--nova, --backup, --image-store, --lvm or '
+                                 '--mirrored 2G)')
         parser.add_argument('--disk-size', type=_size, metavar='SIZE',
                             default=8 * sizes.GIB,
                             help='size of the disk of each backend of a '

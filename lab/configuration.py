@@ -236,6 +236,11 @@ def thin(place: services.Place) -> dict[str, Any]:
         'lvm_type': 'thin', 'target_helper': 'lioadm', 'target_port': 3261}
 
 
+def mirrored(place: services.Place) -> dict[str, Any]:
+    """The driver of this repository, with volumes that outlive a disk."""
+    return local(place) | {'lvm_mirrors': 1}
+
+
 def in_tree(place: services.Place) -> dict[str, Any]:
     """Cinder's own driver of LVM, with thick volumes and tgt."""
     return _exported_by_tgt(place) | {

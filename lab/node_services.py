@@ -9,6 +9,7 @@ import pwd
 import signal
 from typing import Callable
 from typing import Iterable
+from typing import Iterator
 from typing import Mapping
 
 from lab import configuration
@@ -90,12 +91,29 @@ def _group(backend: services.Backend) -> Callable[[str], str]:
         f' echo "lab: not every volume of {name} can be used; going on"'])
 
 
+def _further_disk(backend: services.Backend, number: int
+                  ) -> Callable[[str], str]:
+    """A disk that the group has beside so many others."""
+    name = backend.group
+    # One that is missing counts, too.
+    return lambda device: '\n'.join([
+        f'[ "$(vgs --noheadings -o pv_count {name})" -gt {number} ] || {{',
+        f'    vgextend -q {name} {device}',
+        f'    sync {device}; }}'])
+
+
+def _disks_of(backend: services.Backend, size: int) -> Iterator[Disk]:
+    # Real ones are of both kinds.
+    yield Disk(backend.name, size, _group(backend), partitioned=backend.thin)
+    for number in range(1, backend.disks):
+        yield Disk(f'{backend.name}-{number + 1}', size,
+                   _further_disk(backend, number))
+
+
 def disks(size: int, part: services.Part) -> tuple[Disk, ...]:
     """The disks of a node; the kernel names them in this order."""
-    # Real ones are of both kinds.
-    return (*(Disk(backend.name, size, _group(backend),
-                   partitioned=backend.thin)
-              for backend in part.backends),
+    return (*(disk for backend in part.backends
+              for disk in _disks_of(backend, size)),
             Disk('state', part.state_size,
                  lambda device: _state(device, part.kept)))
 

@@ -82,8 +82,12 @@ IN_TREE = services.Part(
     backends=(services.Backend('lvm', configuration.in_tree),),
     memory=2 * sizes.GIB)
 
+MIRRORED = services.Part(
+    backends=(services.Backend('mirrored', configuration.mirrored, disks=2),),
+    memory=2 * sizes.GIB)
+
 OPTIONAL = {'nova': INSTANCES, 'backup': BACKUPS, 'keys': KEYS,
-            'image_store': IMAGE_STORE, 'lvm': IN_TREE,
+            'image_store': IMAGE_STORE, 'lvm': IN_TREE, 'mirrored': MIRRORED,
             'unprivileged': unprivileged.PART, 'contained': contained.PART,
             'multipathd': multipath.PART}
 

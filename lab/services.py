@@ -61,16 +61,18 @@ Around = Callable[[Place, list[str]], list[str]]
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """What a node's cinder-volume has on one disk, and its volume type."""
+    """What a node's cinder-volume has on some disks, and its volume type."""
 
     name: str
     options: Callable[[Place], Mapping[str, Any]]
     # Whether its volume group has a thin pool
     thin: bool = False
+    # Of how many the group is made
+    disks: int = 1
 
     @property
     def group(self) -> str:
-        """The volume group on its disk."""
+        """The volume group on its disks."""
         return f'cinder-{self.name}'
 
 

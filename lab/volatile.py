@@ -146,6 +146,10 @@ class VolatileDisk:
         """Let flushes do what they promise, or let the disk lie."""
         self._tell(command='obey-flushes', value=value)
 
+    def fail(self, value: bool = True) -> None:
+        """Let it die, so that whatever is asked for fails, or work again."""
+        self._tell(command='fail', value=value)
+
     def _answers(self) -> bool:
         try:
             self.status()

@@ -356,7 +356,10 @@ class VolumeGroup(abc.ABC):
 
     @abc.abstractmethod
     def rename(self, name: str, new: str) -> None:
-        """Give a logical volume another name that no other has."""
+        """Give a logical volume another name that no other has.
+
+        :raises NotEnoughSpace: a disk of the group is missing
+        """
 
     @abc.abstractmethod
     def remove(self, name: str) -> None:

@@ -697,9 +697,10 @@ class LVMVolumeGroup(interface.VolumeGroup):
                 self._run('lvrename', self.name, name, new)
             except exception.CommandTimedOut:
                 raise
-            except exception.CommandFailed:
+            except exception.CommandFailed as error:
                 found = self.logical_volumes()
                 if name in found or new not in found:
+                    self._complain(error, name, 0)
                     raise
             self._flush()
 

@@ -278,10 +278,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
 
     def _take(self, name: str, size: int) -> None:
         """:raises NotEnoughSpace: the group is too full"""
-        if self.missing:
-            raise exception.DiskMissing(
-                group=self.name, host=self.faults.host, name=name,
-                reason='Cannot change VG while PVs are missing')
+        self._check_whole(name)
         free = self.capacity().free
         if size > free and not self.thin:
             raise exception.NotEnoughSpace(
@@ -313,7 +310,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
 
     @_fallible
     def split_snapshot(self, name: str) -> None:
-        self._check_whole('lvconvert')
+        self._check_whole(name)
         if name in self.disks:
             if self.disks[name].origin:
                 # What is left are the chunks that its origin had changed.
@@ -354,7 +351,7 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
     @_fallible
     def rename(self, name: str, new: str) -> None:
         self._check_unused('rename', name)
-        self._check_whole('lvrename')
+        self._check_whole(name)
         assert new not in self.disks, new
         self.disks[new] = self.disks.pop(name)
         for disk in self.disks.values():
@@ -381,10 +378,11 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
                 host=self.faults.host,
                 reason='it is used by another device')
 
-    def _check_whole(self, command: str) -> None:
+    def _check_whole(self, name: str) -> None:
+        """:raises DiskMissing: LVM changes nothing in the group"""
         if self.missing:
-            raise exception.CommandFailed(
-                command=command, host=self.faults.host,
+            raise exception.DiskMissing(
+                group=self.name, host=self.faults.host, name=name,
                 reason='Cannot change VG while PVs are missing')
 
     def suspended(self) -> set[str]:

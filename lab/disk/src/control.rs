@@ -6,6 +6,7 @@
 //! | `{"command": "status"}` | [`Status`] |
 //! | `{"command": "power-cut", "seed": 7, "lose": "random"}` | [`PowerCut`] |
 //! | `{"command": "obey-flushes", "value": false}` | [`Status`] |
+//! | `{"command": "fail", "value": true}` | [`Status`] |
 //!
 //! `lose` is `keep`, `drop`, `tear` or `random`, which it is without one;
 //! without a `seed` the disk takes any and says which. What is no command is
@@ -44,6 +45,11 @@ pub enum Command {
         /// Whether they do.
         value: bool,
     },
+    /// Let everything that the disk is asked for fail, or let it work.
+    Fail {
+        /// Whether it does.
+        value: bool,
+    },
 }
 
 /// What a power cut did, and how to repeat it.
@@ -62,7 +68,7 @@ pub struct PowerCut {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub enum Answer {
-    /// To `status` and `obey-flushes`.
+    /// To `status`, `obey-flushes` and `fail`.
     Status(Status),
     /// To `power-cut`.
     PowerCut(PowerCut),
@@ -106,6 +112,10 @@ fn perform(disk: &Disk, command: Command) -> Result<Answer, cache::Error> {
         Command::ObeyFlushes { value } => {
             tracing::info!("flushes are {}", if value { "obeyed" } else { "ignored" });
             disk.obey_flushes(value);
+        }
+        Command::Fail { value } => {
+            tracing::info!("the disk {}", if value { "dies" } else { "works" });
+            disk.fail(value);
         }
     }
     Ok(Answer::Status(disk.status()))
@@ -178,7 +188,7 @@ mod tests {
             .unwrap();
         let status = json!({
             "capacity": 1 << 20, "connected": false, "obeys_flushes": true,
-            "flushes": 0, "unflushed": 1, "held": 1024,
+            "fails": false, "flushes": 0, "unflushed": 1, "held": 1024,
         });
         assert_eq!(status, told(&disk, r#"{"command": "status"}"#));
     }
@@ -224,6 +234,21 @@ mod tests {
         plug.flush(plug.now().unwrap()).unwrap();
         told(&disk, r#"{"command": "power-cut", "lose": "drop"}"#);
         assert_eq!(0, std::fs::read(file.path()).unwrap()[0]);
+    }
+
+    #[test]
+    fn a_dead_disk_does_nothing_and_keeps_what_it_has() {
+        let (_file, disk) = disk();
+        let plug = disk.plug_in();
+        plug.write(0, Content::Data(vec![1; 512])).unwrap();
+        told(&disk, r#"{"command": "fail", "value": true}"#);
+        let mut read = [0; 512];
+        assert!(plug.read(0, &mut read).is_err());
+        assert!(plug.write(0, Content::Zeros(512)).is_err());
+        assert!(plug.flush(plug.now().unwrap()).is_err());
+        told(&disk, r#"{"command": "fail", "value": false}"#);
+        plug.read(0, &mut read).unwrap();
+        assert_eq!([1; 512], read);
     }
 
     #[test]

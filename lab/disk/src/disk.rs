@@ -18,6 +18,8 @@ pub struct Status {
     pub connected: bool,
     /// Whether a flush does what it promises.
     pub obeys_flushes: bool,
+    /// Whether everything that it is asked for fails.
+    pub fails: bool,
     /// How many flushes were asked for since the disk's start.
     pub flushes: u64,
     /// How many writes were not flushed.
@@ -32,6 +34,7 @@ struct State {
     power_cycle: u64,
     connected: bool,
     obeys_flushes: bool,
+    fails: bool,
     flushes: u64,
 }
 
@@ -49,6 +52,7 @@ impl Disk {
                 power_cycle: 0,
                 connected: false,
                 obeys_flushes: true,
+                fails: false,
                 flushes: 0,
             }),
         }
@@ -67,6 +71,7 @@ impl Disk {
             capacity: state.cache.capacity(),
             connected: state.connected,
             obeys_flushes: state.obeys_flushes,
+            fails: state.fails,
             flushes: state.flushes,
             unflushed: state.cache.unflushed(),
             held: state.cache.held(),
@@ -96,6 +101,12 @@ impl Disk {
         self.lock().obeys_flushes = obeys;
     }
 
+    /// Let everything that it is asked for fail, as a disk does that has died, or
+    /// let it work again.
+    pub fn fail(&self, fails: bool) {
+        self.lock().fails = fails;
+    }
+
     /// Make everything durable and switch off.
     pub fn shut_down(&self) -> Result<(), cache::Error> {
         let mut state = self.lock();
@@ -110,6 +121,9 @@ pub enum Refusal {
     /// The power was cut since the node connected: it gets no answer.
     #[error("the disk has no power")]
     NoPower,
+    /// Every request fails.
+    #[error("the disk has died")]
+    Dead,
     /// The request fails.
     #[error(transparent)]
     Failed(#[from] cache::Error),
@@ -133,6 +147,15 @@ impl Plug {
         }
     }
 
+    fn working(&self) -> Result<MutexGuard<'_, State>, Refusal> {
+        let state = self.lock()?;
+        if state.fails {
+            Err(Refusal::Dead)
+        } else {
+            Ok(state)
+        }
+    }
+
     /// The disk's size in bytes.
     pub fn capacity(&self) -> u64 {
         self.disk.lock().cache.capacity()
@@ -150,17 +173,17 @@ impl Plug {
 
     /// As [`Cache::read`].
     pub fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Refusal> {
-        Ok(self.lock()?.cache.read(offset, buffer)?)
+        Ok(self.working()?.cache.read(offset, buffer)?)
     }
 
     /// As [`Cache::write`].
     pub fn write(&self, offset: u64, content: Content) -> Result<(), Refusal> {
-        Ok(self.lock()?.cache.write(offset, content)?)
+        Ok(self.working()?.cache.write(offset, content)?)
     }
 
     /// As [`Cache::flush`], unless the disk lies.
     pub fn flush(&self, before: Moment) -> Result<(), Refusal> {
-        let mut state = self.lock()?;
+        let mut state = self.working()?;
         state.flushes += 1;
         if state.obeys_flushes {
             state.cache.flush(before)?;

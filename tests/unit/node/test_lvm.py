@@ -449,14 +449,15 @@ class ThickTest(GroupTestCase):
                                     self.group.capacity().free))
         self.assertEqual(1, self.group.missing_disks())
 
-    @ddt.data('create', 'extend', 'create_snapshot')
+    @ddt.data('create', 'extend', 'create_snapshot', 'rename')
     def test_what_waits_for_a_missing_disk_is_told_so(self, method):
         self.command.answer('lvs', lvs(row()))
-        for program in ('lvcreate', 'lvextend'):
+        for program in ('lvcreate', 'lvextend', 'lvrename'):
             self.command.fail(program, 'Cannot change VG disks while PVs are '
                               'missing.')
         arguments = {'create': ('volume-2', units.Gi, frozenset()),
                      'extend': ('volume-1', 2 * units.Gi),
+                     'rename': ('volume-1', 'volume-2'),
                      'create_snapshot': ('_snapshot-1', 'volume-1',
                                          frozenset())}[method]
         error = self.assertRaises(exception.DiskMissing,
@@ -914,8 +915,8 @@ class CheckTest(GroupTestCase):
 
     @ddt.data(FileNotFoundError(errno.ENOENT, 'gone'),
               OSError(errno.EIO, 'dead'))
-    def test_disk_that_lvm_misses_keeps_no_change_from_being_made(self,
-                                                                   error):
+    def test_disk_that_lvm_misses_keeps_nothing_from_being_changed(
+            self, error):
         self.group.check()
         self.flush.reset_mock()
         self.use('[unknown]', '/dev/zero')

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes that have a mirror on another disk of their node, which dies."""
+
+import functools
+
+from keystoneauth1 import exceptions
+
+from lab import cloud as clouds
+from tests.lab import base
+
+GROUP = 'cinder-mirrored'
+# What the lab calls the second of its disks, and the node its device
+DISK, DEVICE = 'mirrored-2', '/dev/vdd'
+
+
+@functools.cache
+def cloud():
+    """A lab of two nodes, up, each with a group of two disks."""
+    found = clouds.Cloud('mirrored')
+    found.up(nodes=2, kernel=base.KERNEL, disks='volatile', also=['mirrored'],
+             options={'mirrored': base.QUICK | {
+                 'localstor_data_path': base.DATA_PATHS[0]}})
+    return found
+
+
+class MirrorsTest(base.GuestTestCase):
+
+    find_cloud = staticmethod(cloud)
+    volume_type = 'mirrored'
+
+    def disk(self, node):
+        return next(disk for disk in node.volatile_disks
+                    if disk.name == DISK)
+
+    def let_die(self, node):
+        """One of the two disks of the group answers with errors alone."""
+        self.disk(node).fail()
+        self.addCleanup(self.replace, node)
+        self.wait_for('the node misses it', lambda: self.missing(node) == 1)
+
+    def missing(self, node):
+        return int(node.run(['vgs', '--noheadings', '--options',
+                             'vg_missing_pv_count', GROUP]).stdout)
+
+    def give_up(self, node):
+        """What an operator does whose disk does not come back."""
+        node.run(['vgreduce', '--removemissing', '--mirrorsonly', '--force',
+                  GROUP])
+
+    def replace(self, node):
+        """Let the group have a disk in place of the one that has died."""
+        if not self.disk(node).status()['fails']:
+            return
+        self.disk(node).fail(False)
+        self.give_up(node)
+        node.run(['wipefs', '--all', DEVICE])
+        node.run(['vgextend', '--yes', GROUP, DEVICE])
+        for name in self.lines(node, 'lvs', '--noheadings', '--options',
+                               'lv_full_name', GROUP):
+            node.run(['lvconvert', '--yes', '--repair', name])
+
+    def status(self, node):
+        # However long its lines are
+        return ' '.join(self.localstor(node, 'status').stdout.split())
+
+    def assert_writes_on(self):
+        before = self.ledger.acknowledged
+        self.wait_for('the guest writes on',
+                      lambda: self.ledger.acknowledged > before + 50)
+
+    def assert_every_stamp_is_there(self, attachment):
+        self.live(attachment).stop(base.PATIENCE)
+        self.assertEqual([], self.journal.failures)
+
+    def test_guest_does_not_see_that_a_disk_dies(self):
+        guest = self.live(self.first)
+        self.let_die(self.source)
+        self.assert_writes_on()
+        told = self.status(self.source)
+        for part in ('1 of the disks of volume group ' + GROUP,
+                     'a disk of it is missing'):
+            self.assertIn(part, told)
+        self.restart_cinder_volume(self.source)
+        self.assert_writes_on()
+        self.assertTrue(guest.stop(base.PATIENCE))
+
+        self.cut_power(self.source)
+        self.source.start()
+        self.wait_for_handle(self.first)
+        self.assert_every_stamp_is_there(self.first)
+
+        self.replace(self.source)
+        self.wait_for('the mirror is there again', lambda: (
+            'a disk of it' not in self.status(self.source)))
+        self.assert_every_stamp_is_there(self.first)
+
+    def test_guest_whose_volume_arrives_does_not_see_it_either(self):
+        self.move_on()
+        self.let_die(self.moved.node)
+        self.assert_goes_on()
+
+    def test_volume_leaves_the_node_and_no_other_goes_there(self):
+        self.live(self.first).stop(base.PATIENCE)
+        self.detach(self.first)
+        self.let_die(self.source)
+
+        moved = self.attach(self.volume, self.other(self.source))
+        self.assert_every_stamp_is_there(moved)
+        self.wait_for('only the group keeps the old copy', lambda: (
+            'LVM makes, extends and renames nothing' in self.status(
+                self.source)))
+        volume = self.create(volume_type=self.volume_type)
+        self.assertEqual(self.other(self.source).name, self.user.host(volume))
+        error = self.assertRaises(exceptions.HttpError, self.user.attach,
+                                  volume, self.source)
+        self.assertIn('A disk of volume group', self.log_of(
+            self.other(self.source)), error)
+
+        self.give_up(self.source)
+        self.wait_until_arrived(moved)
+        self.assertNotIn(GROUP, self.status(self.source))
+        self.assert_every_stamp_is_there(moved)
