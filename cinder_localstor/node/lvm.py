@@ -232,7 +232,8 @@ class LVMVolumeGroup(interface.VolumeGroup):
         self._configuration = configuration
         self._command = command
         self._pool = name + '-pool'
-        self._mirrors = configuration.lvm_mirrors
+        # Cinder's driver takes a negative number for none.
+        self._mirrors = max(configuration.lvm_mirrors, 0)
         self._lock = 'localstor-lvm-' + name
         self._block_size = 0
         self._disks: list[str] = []

@@ -994,6 +994,12 @@ class MirroredTest(GroupTestCase):
                           '--mirrors 1 --size 1073741824b disks'],
                          self.command.ran)
 
+    @ddt.data(0, -1)
+    def test_without_mirrors_volumes_are_linear(self, number):
+        self.override('lvm_mirrors', number)
+        super().make('default').create('volume-1', units.Gi, frozenset())
+        self.assertNotIn('--mirrors', self.command.ran[-1])
+
     def test_each_byte_counts_once(self):
         self.command.answer('vgs', vgs(disk(pv_size='60', pv_free='30'),
                                        disk(pv_size='50', pv_free='10')))
