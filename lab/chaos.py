@@ -39,6 +39,7 @@ class Plan:
     :ivar minutes: for how long users act and things break
     :ivar rate: requests a second of each guest, unless Nova runs it
     :ivar instances: whether users have instances of Nova's
+    :ivar backends: those of the volumes, in turn
     """
 
     minutes: float
@@ -46,6 +47,7 @@ class Plan:
     players: int = 4
     rate: float = 30
     instances: bool = False
+    backends: Sequence[str] = configuration.BACKENDS
 
 
 def run(cloud: clouds.Cloud, plan: Plan, stream: TextIO) -> journals.Journal:
@@ -74,7 +76,7 @@ def _player(cloud: clouds.Cloud, plan: Plan, number: int,
     name = 'user%d' % (number + 1)
     # Each has sessions of his own with the API.
     own = clouds.Cloud(cloud.name)
-    backend = configuration.BACKENDS[number % len(configuration.BACKENDS)]
+    backend = plan.backends[number % len(plan.backends)]
     if plan.instances:
         return instance_player.InstancePlayer(name, own, plan.seed, backend,
                                               journal)

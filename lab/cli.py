@@ -564,6 +564,9 @@ class Chaos(_LabCommand):
                             help='how many nodes to start (default: 3)')
         parser.add_argument('--nova', action='store_true',
                             help='let users have instances of Nova\'s')
+        parser.add_argument('--mirrored', action='store_true',
+                            help='let users have mirrored volumes, too, and '
+                                 'disks of these die')
         _add_disks(parser, 'volatile')
         parser.add_argument('--keep', action='store_true',
                             help='leave the lab up, to look at')
@@ -582,12 +585,15 @@ class Chaos(_LabCommand):
                                   # images in native threads.
                                   environment={} if parsed_args.nova
                                   else chaos.ENVIRONMENT,
-                                  also=['nova'] if parsed_args.nova else [],
+                                  also=[name for name in ('nova', 'mirrored')
+                                        if getattr(parsed_args, name)],
                                   disks=parsed_args.disks)
         try:
             journal = chaos.run(self.cloud, chaos.Plan(
                 minutes=parsed_args.minutes, seed=seed,
-                players=parsed_args.users, instances=parsed_args.nova), out)
+                players=parsed_args.users, instances=parsed_args.nova,
+                backends=(*['mirrored'] * parsed_args.mirrored,
+                          *configuration.BACKENDS)), out)
         finally:
             if fresh and not parsed_args.keep:
                 self.cloud.down()

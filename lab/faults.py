@@ -10,6 +10,7 @@ from typing import Callable
 from lab import cloud as clouds
 from lab import errors
 from lab import journal as journals
+from lab import mirrors
 from lab import node as nodes
 
 WHO = 'faults'
@@ -48,6 +49,8 @@ class Faults:
         self._instances = any(
             declared.name == 'nova-compute'
             for declared in self._nodes[0].declarations)
+        self._mirrored = any(
+            backend.disks > 1 for backend in self._nodes[0].place.backends)
         self._owed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -131,6 +134,9 @@ class Faults:
                         service.start()
                     # A start that took too long goes on by itself.
                     service.wait_ready()
+            if self._mirrored:
+                for node in self._nodes:
+                    mirrors.replace(node)
         self._owed = False
         self._journal.note(WHO, 'all is mended')
 
@@ -155,6 +161,8 @@ class Faults:
                 (2, lambda: self._service('libvirtd', (0, 20))),
                 (2, self._emulators),
             ]
+        if self._mirrored:
+            kinds.append((4, self._disk))
         make = self._random.choices([make for _weight, make in kinds],
                                     [weight for weight, _make in kinds])[0]
         return make()
@@ -192,6 +200,16 @@ class Faults:
         seed = self._random.getrandbits(32)
         return Fault(f'power of {node.name} cut, seed {seed}', node.name,
                      (0, 45), lambda: node.kill(seed), node.start)
+
+    def _disk(self) -> Fault:
+        node = self._node()
+        mend, how = self._random.choice((
+            (mirrors.bring_back, 'and comes back'),
+            (mirrors.replace, 'and is replaced')))
+        # The node's power may fail meanwhile.
+        return Fault(f'a disk of {node.name} dies {how}',
+                     f'a disk of {node.name}', (5, 60),
+                     lambda: mirrors.disk(node).fail(), lambda: mend(node))
 
     def _cut_nodes(self) -> Fault:
         first, second = self._random.sample(self._nodes, 2)

@@ -6,11 +6,8 @@ import functools
 from keystoneauth1 import exceptions
 
 from lab import cloud as clouds
+from lab import mirrors
 from tests.lab import base
-
-GROUP = 'cinder-mirrored'
-# What the lab calls the second of its disks, and the node its device
-DISK, DEVICE = 'mirrored-2', '/dev/vdd'
 
 
 @functools.cache
@@ -28,36 +25,12 @@ class MirrorsTest(base.GuestTestCase):
     find_cloud = staticmethod(cloud)
     volume_type = 'mirrored'
 
-    def disk(self, node):
-        return next(disk for disk in node.volatile_disks
-                    if disk.name == DISK)
-
     def let_die(self, node):
         """One of the two disks of the group answers with errors alone."""
-        self.disk(node).fail()
-        self.addCleanup(self.replace, node)
-        self.wait_for('the node misses it', lambda: self.missing(node) == 1)
-
-    def missing(self, node):
-        return int(node.run(['vgs', '--noheadings', '--options',
-                             'vg_missing_pv_count', GROUP]).stdout)
-
-    def give_up(self, node):
-        """What an operator does whose disk does not come back."""
-        node.run(['vgreduce', '--removemissing', '--mirrorsonly', '--force',
-                  GROUP])
-
-    def replace(self, node):
-        """Let the group have a disk in place of the one that has died."""
-        if not self.disk(node).status()['fails']:
-            return
-        self.disk(node).fail(False)
-        self.give_up(node)
-        node.run(['wipefs', '--all', DEVICE])
-        node.run(['vgextend', '--yes', GROUP, DEVICE])
-        for name in self.lines(node, 'lvs', '--noheadings', '--options',
-                               'lv_full_name', GROUP):
-            node.run(['lvconvert', '--yes', '--repair', name])
+        mirrors.disk(node).fail()
+        self.addCleanup(mirrors.replace, node)
+        self.wait_for('the node misses it',
+                      lambda: mirrors.missing(node) == 1)
 
     def status(self, node):
         # However long its lines are
@@ -77,7 +50,7 @@ class MirrorsTest(base.GuestTestCase):
         self.let_die(self.source)
         self.assert_writes_on()
         told = self.status(self.source)
-        for part in ('1 of the disks of volume group ' + GROUP,
+        for part in ('1 of the disks of volume group ' + mirrors.GROUP,
                      'a disk of it is missing'):
             self.assertIn(part, told)
         self.restart_cinder_volume(self.source)
@@ -89,7 +62,7 @@ class MirrorsTest(base.GuestTestCase):
         self.wait_for_handle(self.first)
         self.assert_every_stamp_is_there(self.first)
 
-        self.replace(self.source)
+        mirrors.replace(self.source)
         self.wait_for('the mirror is there again', lambda: (
             'a disk of it' not in self.status(self.source)))
         self.assert_every_stamp_is_there(self.first)
@@ -116,7 +89,7 @@ class MirrorsTest(base.GuestTestCase):
         self.assertIn('A disk of volume group', self.log_of(
             self.other(self.source)), error)
 
-        self.give_up(self.source)
+        mirrors.give_up(self.source)
         self.wait_until_arrived(moved)
-        self.assertNotIn(GROUP, self.status(self.source))
+        self.assertNotIn(mirrors.GROUP, self.status(self.source))
         self.assert_every_stamp_is_there(moved)

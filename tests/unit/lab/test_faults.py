@@ -16,7 +16,8 @@ class OverlapTest(base.BaseTestCase):
     def test_what_waits_for_the_end_of_the_second_fault_gets_it(self):
         notes = journal.Journal(pathlib.Path(
             self.useFixture(fixtures.TempDir()).path, 'log'))
-        cloud = mock.Mock(nodes=[mock.Mock(declarations=[mock.Mock()])])
+        cloud = mock.Mock(nodes=[mock.Mock(
+            declarations=[mock.Mock()], place=mock.Mock(backends=()))])
         over = threading.Event()
         ended = []
 

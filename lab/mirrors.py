@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A disk of a node's mirrored group: it dies, and an operator mends that."""
+
+from lab import node as nodes
+from lab import volatile
+
+GROUP = 'cinder-mirrored'
+# What the lab calls the second of its disks, and the node its device
+_DISK, _DEVICE = 'mirrored-2', '/dev/vdd'
+
+
+def disk(node: nodes.Node) -> volatile.VolatileDisk:
+    """The one that may die."""
+    return next(found for found in node.volatile_disks
+                if found.name == _DISK)
+
+
+def missing(node: nodes.Node) -> int:
+    """How many disks LVM misses on a node that is on."""
+    return int(node.run(['vgs', '--noheadings', '--options',
+                         'vg_missing_pv_count', GROUP]).stdout)
+
+
+def give_up(node: nodes.Node) -> None:
+    """Let the group be without the disk, so that it can be changed."""
+    node.run(['vgreduce', '--removemissing', '--mirrorsonly', '--force',
+              GROUP])
+
+
+def replace(node: nodes.Node) -> None:
+    """Let the group have another disk in its place, and all mirrors there."""
+    if not disk(node).status()['fails']:
+        return
+    give_up(node)
+    disk(node).fail(False)
+    node.run(['wipefs', '--all', _DEVICE])
+    node.run(['vgextend', '--yes', GROUP, _DEVICE])
+    _for_each(node, 'lvconvert', '--yes', '--repair')
+
+
+def bring_back(node: nodes.Node) -> None:
+    """Let the disk work again, with what it had when it died."""
+    if not disk(node).status()['fails']:
+        return
+    disk(node).fail(False)
+    if missing(node):
+        node.run(['vgextend', '--restoremissing', GROUP, _DEVICE])
+    _for_each(node, 'lvchange', '--refresh')
+
+
+def _for_each(node: nodes.Node, *command: str) -> None:
+    """Run a command for each volume whose mirror is not whole."""
+    found = node.run(['lvs', '--noheadings', '--options', 'lv_full_name',
+                      '--select', 'lv_health_status!=""', GROUP]).stdout
+    for name in found.split():
+        node.run([*command, name], timeout=180)
