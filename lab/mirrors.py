@@ -54,3 +54,7 @@ def _for_each(node: nodes.Node, *command: str) -> None:
                       '--select', 'lv_health_status!=""', GROUP]).stdout
     for name in found.split():
         node.run([*command, name], timeout=180)
+    # LVM leaves behind what it had in place of a disk that was missing.
+    for line in node.run(['dmsetup', 'ls']).stdout.splitlines():
+        if '-missing_' in line:
+            node.run(['dmsetup', 'remove', line.split()[0]])
