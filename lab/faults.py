@@ -136,7 +136,7 @@ class Faults:
                     service.wait_ready()
             if self._mirrored:
                 for node in self._nodes:
-                    mirrors.replace(node)
+                    mirrors.mend(node)
         self._owed = False
         self._journal.note(WHO, 'all is mended')
 

@@ -17,8 +17,7 @@ def disk(node: nodes.Node) -> volatile.VolatileDisk:
 
 def missing(node: nodes.Node) -> int:
     """How many disks LVM misses on a node that is on."""
-    return int(node.run(['vgs', '--noheadings', '--options',
-                         'vg_missing_pv_count', GROUP]).stdout)
+    return _ask(node, 'vg_missing_pv_count')
 
 
 def give_up(node: nodes.Node) -> None:
@@ -28,24 +27,38 @@ def give_up(node: nodes.Node) -> None:
 
 
 def replace(node: nodes.Node) -> None:
-    """Let the group have another disk in its place, and all mirrors there."""
-    if not disk(node).status()['fails']:
-        return
-    give_up(node)
-    disk(node).fail(False)
-    node.run(['wipefs', '--all', _DEVICE])
-    node.run(['vgextend', '--yes', GROUP, _DEVICE])
+    """Let the group have another disk in its place, and all mirrors there.
+
+    It goes on where it was broken off, as :func:`bring_back` does.
+    """
+    if disk(node).status()['fails']:
+        give_up(node)
+        disk(node).fail(False)
+    if _ask(node, 'pv_count') == 1:
+        node.run(['wipefs', '--all', _DEVICE])
+        node.run(['vgextend', '--yes', GROUP, _DEVICE])
     _for_each(node, 'lvconvert', '--yes', '--repair')
 
 
 def bring_back(node: nodes.Node) -> None:
     """Let the disk work again, with what it had when it died."""
-    if not disk(node).status()['fails']:
-        return
     disk(node).fail(False)
     if missing(node):
         node.run(['vgextend', '--restoremissing', GROUP, _DEVICE])
     _for_each(node, 'lvchange', '--refresh')
+
+
+def mend(node: nodes.Node) -> None:
+    """Go on with what was begun to mend the group, or replace the disk."""
+    if disk(node).status()['fails'] or _ask(node, 'pv_count') == 1:
+        replace(node)
+    else:
+        bring_back(node)
+
+
+def _ask(node: nodes.Node, number: str) -> int:
+    return int(node.run(['vgs', '--noheadings', '--options', number,
+                         GROUP]).stdout)
 
 
 def _for_each(node: nodes.Node, *command: str) -> None:
