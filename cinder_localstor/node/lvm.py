@@ -125,7 +125,6 @@ def parse_logical_volumes(text: str) -> dict[str, dict[str, Any]]:
                 'origin_size': int(row['origin_size'] or 0),
                 'pool': row['pool_lv'],
                 'origin': row['origin'],
-                'missing': int(row['vg_missing_pv_count']),
                 'data_percent': float(row['data_percent'] or 0),
                 'metadata_percent': float(row['metadata_percent'] or 0),
             }
@@ -253,8 +252,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
         except exception.CommandFailed as error:
             raise self._missing(error) from error
         self._warn_of_scarce_metadata(disks[0])
-        self._tell_of_missing_disks(disks[0])
-        self._disks = _paths(disks)
+        self._tell_of_missing_disks(disks)
         self._check_filter()
         pool = self._report().get(self._pool)
         if self._type == 'auto':
@@ -349,10 +347,13 @@ class LVMVolumeGroup(interface.VolumeGroup):
         rows = parse_report(text, 'vg', 'vgs')
         if not rows:
             raise exception.OutputNotUnderstood(line=text, command='vgs')
+        # A missing one has no path.
+        self._disks = [row['pv_name'] for row in rows
+                       if row['pv_name'].startswith('/')]
         return rows
 
     def missing_disks(self) -> int:
-        return int(self._group()[0]['vg_missing_pv_count'])
+        return _count_missing(self._group())
 
     def _warn_of_scarce_metadata(self, group: dict[str, str]) -> None:
         # The area holds the metadata twice: as they are, and as they are
@@ -366,8 +367,9 @@ class LVMVolumeGroup(interface.VolumeGroup):
                         {'group': self.name, 'free': free // units.Ki,
                          'room': room // units.Ki})
 
-    def _tell_of_missing_disks(self, group: dict[str, str]) -> None:
-        missing = int(group['vg_missing_pv_count'])
+    def _tell_of_missing_disks(self, disks: Sequence[Mapping[str, str]]
+                               ) -> None:
+        missing = _count_missing(disks)
         if missing:
             LOG.error("%(count)d of the disks of volume group %(group)s are "
                       "missing: what is on the others can be used, and "
@@ -379,8 +381,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
             'lvs', '--reportformat', 'json', '--units', 'b', '--nosuffix',
             '--options',
             'lv_name,lv_size,lv_tags,lv_attr,pool_lv,origin,data_percent,'
-            'metadata_percent,chunk_size,origin_size,vg_missing_pv_count',
-            self.name))
+            'metadata_percent,chunk_size,origin_size', self.name))
 
     def logical_volumes(self) -> dict[str, interface.LogicalVolume]:
         return self._volumes(self._report())
@@ -446,18 +447,19 @@ class LVMVolumeGroup(interface.VolumeGroup):
 
     def capacity(self) -> interface.Capacity:
         report = self._report()
+        # An operator may have added a disk, which has to be flushed then.
+        disks = self._group()
         pool = report.pop(self._pool, None)
         provisioned = sum(row['size'] for row in report.values())
         if self.thin and pool is not None:
-            total, missing = pool['size'], pool['missing']
+            total = pool['size']
             free = int(total * (1 - pool['data_percent'] / 100))
         else:
-            disks, copies = self._group(), self._mirrors + 1
+            copies = self._mirrors + 1
             total = mirrored([int(disk['pv_size']) for disk in disks], copies)
             free = mirrored([int(disk['pv_free']) for disk in disks
                              if disk['pv_allocatable']], copies)
-            missing = int(disks[0]['vg_missing_pv_count'])
-        if missing:
+        if _count_missing(disks):
             # LVM would make nothing, and the scheduler should know.
             free = 0
         return interface.Capacity(total=total, free=free,
@@ -478,7 +480,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
         except OSError:
             # An operator has taken a disk out of the group, or it has died,
             # and the others have the metadata.
-            self._disks = _paths(self._group())
+            self._group()
             self._flush_disks()
 
     def _flush_disks(self) -> None:
@@ -759,10 +761,8 @@ class LVMVolumeGroup(interface.VolumeGroup):
                       {'name': full_name, 'error': error})
 
 
-def _paths(disks: Sequence[Mapping[str, str]]) -> list[str]:
-    """Of physical volumes; a missing one has none."""
-    return [disk['pv_name'] for disk in disks
-            if disk['pv_name'].startswith('/')]
+def _count_missing(disks: Sequence[Mapping[str, str]]) -> int:
+    return int(disks[0]['vg_missing_pv_count'])
 
 
 def gibibytes(size: int) -> str:

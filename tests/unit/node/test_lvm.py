@@ -23,7 +23,7 @@ def row(name='volume-1', **more):
     return {'lv_name': name, 'lv_size': str(units.Gi), 'lv_tags': '',
             'lv_attr': '-wi-a-----', 'pool_lv': '', 'origin': '',
             'data_percent': '', 'metadata_percent': '', 'chunk_size': '0',
-            'origin_size': '', 'vg_missing_pv_count': '0', **more}
+            'origin_size': '', **more}
 
 
 def lvs(*rows):
@@ -52,7 +52,7 @@ class ParseTest(base.TestCase):
                           'data_percent': 12.5, 'metadata_percent': 0,
                           'kind': 'V', 'writable': True, 'ailment': '',
                           'skipped': False, 'chunk': 0,
-                          'origin_size': 0, 'missing': 0}},
+                          'origin_size': 0}},
             lvm.parse_logical_volumes(lvs(row(
                 lv_tags='localstor.move=m,other', lv_attr='Vwi-aotz--',
                 pool_lv='disks-pool', data_percent='12.50'))))
@@ -606,11 +606,17 @@ class ThinTest(GroupTestCase):
 
     def test_capacity_is_that_of_the_pool(self):
         self.command.answer('lvs', lvs(self.pool(), row()))
+        self.command.answer('vgs', vgs(disk()))
         capacity = self.group.capacity()
         self.assertEqual((1000, 750, units.Gi, 1, True),
                          (capacity.total, capacity.free,
                           capacity.provisioned, capacity.volumes,
                           capacity.thin))
+
+    def test_pool_has_nothing_free_while_a_disk_is_missing(self):
+        self.command.answer('lvs', lvs(self.pool(), row()))
+        self.command.answer('vgs', vgs(disk(vg_missing_pv_count='1')))
+        self.assertEqual(0, self.group.capacity().free)
 
     def test_pool_and_what_is_in_it_come_from_one_command(self):
         self.command.answer('lvs', lvs(
@@ -923,6 +929,18 @@ class CheckTest(GroupTestCase):
         self.flush.side_effect = lambda name: self.without_null(name, error)
         self.group.remove('volume-1')
         self.flush.assert_called_with('/dev/zero')
+
+    @ddt.data('default', 'thin')
+    def test_disk_that_was_added_is_flushed_after_a_look_at_the_space(
+            self, kind):
+        self.command.answer('lvs', lvs(self.pool()))
+        group = self.make(kind)
+        group.check()
+        self.plug_in('random', 512)
+        self.use('/dev/null', '/dev/random')
+        group.capacity()
+        group.retag('volume-1', frozenset('a'), frozenset())
+        self.flush.assert_called_with('/dev/random')
 
     def test_disk_of_the_group_that_can_not_be_flushed_is_an_error(self):
         self.group.check()
