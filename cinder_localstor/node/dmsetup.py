@@ -236,16 +236,22 @@ class DmsetupDeviceMapper(interface.DeviceMapper):
     def held(self, names: Sequence[str]) -> Iterator[None]:
         guard = self._command.hold(names, interface.HOLD)
         gone_on = set(names)
+        failure = None
         try:
             yield
             # The fact that tells: somebody may have resumed one by hand.
             gone_on -= suspension.suspended().keys()
+        except exception.CommandFailed as error:
+            failure = error
         finally:
             early = self._let_go(guard)
+        if failure and not early:
+            raise failure
         if gone_on or early:
+            # A command that the guard has ended tells no reason.
             raise exception.NotHeld(
                 names=', '.join(sorted(gone_on or names)),
-                host=self._command.host, seconds=interface.HOLD)
+                host=self._command.host, seconds=interface.HOLD) from failure
 
     def _let_go(self, guard: int) -> bool:
         """Whether nodes went on before that."""

@@ -374,6 +374,20 @@ class HeldTest(DmsetupTestCase):
             answer('let go', 'the time was over')
             self.assert_not_held('a, b', 'node1')
 
+    def fail_as_if_it_were_ended(self):
+        raise exception.CommandFailed(command='lvcreate', host='node1',
+                                      reason=-15)
+
+    def test_command_that_was_ended_with_the_time_is_told_as_that(self):
+        self.command.fail('let go', 'the time was over')
+        self.assert_not_held('a, b', 'node1',
+                             work=self.fail_as_if_it_were_ended)
+
+    def test_command_that_failed_in_time_is_told_as_it_is(self):
+        with self.assertRaises(exception.CommandFailed):
+            self.hold(self.fail_as_if_it_were_ended)
+        self.assertEqual('let go 4711', self.command.ran[-1])
+
     def test_one_that_somebody_has_resumed_is_told(self):
         # The guard, which does not know, held them to the end.
         self.assert_not_held('node1, b could', work=lambda: (
