@@ -10,6 +10,7 @@ own.
 """
 
 import abc
+from collections.abc import Callable
 import dataclasses
 import functools
 import glob
@@ -37,6 +38,11 @@ DISK_TIMEOUT = 10
 # How often iscsid tries again to log in for the first time, see iscsid.conf:
 # each time takes up to 15 s by default, and whoever has called tries again.
 LOGIN_RETRIES = 1
+# What iscsiadm ends with, done or not, when the record of another target is
+# removed while it reads all of them (ISCSI_ERR_IDBM, usr/iscsi_err.c of
+# open-iscsi), and how often that is taken for a reason to run it again
+RECORD_WENT = 'iSCSI database failure'
+RECORD_ATTEMPTS = 10
 # Of NVMe/TCP: seconds until a source that does not answer counts as away,
 # between two tries to connect again, and that requests wait meanwhile
 KEEP_ALIVE = 5
@@ -206,10 +212,11 @@ class OpenISCSIInitiator(Connector, interface.Initiator):
     def _log_in(self, export: interface.Export) -> None:
         target = _target(export)
         try:
-            self._command.run(*target, '--op', 'new')
-            self._command.run(*target, '--op', 'update',
-                              *_assignments(_record(export)))
-            self._command.run(*target, '--login')
+            self._run(*target, '--op', 'new')
+            self._run(*target, '--op', 'update',
+                      *_assignments(_record(export)))
+            self._run(*target, '--login',
+                      is_done=lambda: export.iqn in sessions())
         except exception.CommandFailed as error:
             reason = secrets.mask(str(error))
         else:
@@ -217,6 +224,24 @@ class OpenISCSIInitiator(Connector, interface.Initiator):
         # The record holds the secret. The error may not: it goes to the peer.
         self._log_out(export)
         raise self._unreachable(export, reason)
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception(
+            lambda error: RECORD_WENT in str(error)),
+        stop=tenacity.stop_after_attempt(RECORD_ATTEMPTS),
+        wait=tenacity.wait_random(0, 0.2), reraise=True)
+    def _run(self, *arguments: str,
+             is_done: Callable[[], bool] = lambda: False) -> None:
+        """Run iscsiadm, and again when others disturb it.
+
+        :param is_done: whether it has done its work, so that to run it again
+            would fail
+        """
+        try:
+            self._command.run(*arguments)
+        except exception.CommandFailed as error:
+            if RECORD_WENT not in str(error) or not is_done():
+                raise
 
     def _verify(self, device: str, export: interface.Export) -> None:
         # That the disk hangs on the session of the move's own IQN is known
@@ -237,11 +262,12 @@ class OpenISCSIInitiator(Connector, interface.Initiator):
     def _log_out(self, export: interface.Export) -> None:
         target = _target(export)
         if export.iqn in sessions():
-            self._command.run(*target, '--logout')
+            self._run(*target, '--logout',
+                      is_done=lambda: export.iqn not in sessions())
         try:
             # Without a session too: it would be logged in to at the next
             # boot, and it holds the secret.
-            self._command.run(*target, '--op', 'delete')
+            self._run(*target, '--op', 'delete')
         except exception.CommandTimedOut:
             raise
         except exception.CommandFailed as error:

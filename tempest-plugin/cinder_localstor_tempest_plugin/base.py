@@ -115,6 +115,17 @@ class LocalStorTest(test.BaseTestCase):
                       '[localstor] hosts does not name all nodes')
         return host
 
+    def wait_for_home(self, volume, host):
+        """Wait until a volume is on a host again that it was to leave.
+
+        Nobody waits for that but who asks.
+        """
+        if not test_utils.call_until_true(
+                lambda: self.home(volume) == host,
+                CONF.localstor.arrival_timeout, 1):
+            raise exceptions.TimeoutException(
+                'Volume %s is still on %s' % (volume, self.home(volume)))
+
     def others(self, *hosts):
         """All hosts but some."""
         return [host for host in CONF.localstor.hosts if host not in hosts]

@@ -142,7 +142,7 @@ class LiveMigrationTest(WrittenTestCase):
         self.assertEqual(self.content, self.read(self.first, FIRST))
         self.detach(self.first)
         self.wait_for(self.volume, 'available')
-        self.assertEqual(self.source, self.home(self.volume))
+        self.wait_for_home(self.volume, self.source)
         again = self.attach(self.volume, self.source)
         self.assertEqual(self.content, self.read(again, FIRST))
         self.assertEqual(last, self.read(again, SECOND))

@@ -189,19 +189,68 @@ class OpenISCSITest(unittest.TestCase):
             EXPORT, portal='[2001:db8::1]:3260'))
         self.assertEqual(('2001:db8::1', 3260), self.knock.call_args.args[0])
 
-    @ddt.data('--op new', '--op update', '--login')
-    def test_failure_leaves_no_record_and_names_no_secret(self, action):
+    def fail_at(self, action, *answers):
         self.command.answer(
             'iscsiadm --mode node --targetname %s --portal 192.0.2.1:3260 %s'
-            % (IQN, action), exception.CommandFailed(
-                command='iscsiadm --value ' + PASSWORD, host='node1',
-                reason='no'))
+            % (IQN, action), *answers)
+
+    @ddt.data('--op new', '--op update', '--login')
+    def test_failure_leaves_no_record_and_names_no_secret(self, action):
+        self.fail_at(action, exception.CommandFailed(
+            command='iscsiadm --value ' + PASSWORD, host='node1',
+            reason='no'))
         with self.assertRaises(exception.SourceUnreachable) as caught:
             self.connect()
         self.assertIn(IQN, str(caught.exception))
         self.assertEqual('--op delete', self.actions()[-1])
         self.assertNotIn(PASSWORD, ''.join(
             traceback.format_exception(caught.exception)))
+
+    def disturbed(self, action, *after):
+        """Let a record of others be removed while an action looks at all."""
+        self.fail_at(action, exception.CommandFailed(
+            command='iscsiadm', host='node1', reason='iscsiadm: Could not '
+            'execute operation on all records: encountered iSCSI database '
+            'failure'), *after)
+
+    @ddt.data('--op new', '--op update', '--login')
+    def test_action_that_others_disturb_is_repeated(self, action):
+        self.disturbed(action, '')
+        self.assertEqual('/dev/sdb', self.connect())
+        self.assertEqual(2, sum(line.startswith(action)
+                                for line in self.actions()))
+
+    def test_login_that_is_disturbed_when_it_is_done_is_not_repeated(self):
+        self.disturbed('--login')
+        run = self.command.run
+
+        def log_in_and_run(*arguments):
+            if '--login' in arguments:
+                self.log_in()
+            return run(*arguments)
+
+        with mock.patch.object(self.command, 'run', log_in_and_run):
+            self.assertEqual('/dev/sdb', self.connect())
+        self.assertEqual(1, self.actions().count('--login'))
+
+    def test_logout_that_is_disturbed_when_it_is_done_is_not_repeated(self):
+        self.log_in()
+        self.disturbed('--logout')
+        run = self.command.run
+
+        def log_out_and_run(*arguments):
+            self.sessions.clear()
+            return run(*arguments)
+
+        with mock.patch.object(self.command, 'run', log_out_and_run):
+            self.initiator.disconnect(EXPORT)
+        self.assertEqual(['--logout', '--op delete'], self.actions())
+
+    def test_what_others_disturb_is_given_up_some_day(self):
+        self.disturbed('--op new')
+        self.assertRaises(exception.SourceUnreachable, self.connect)
+        self.assertEqual(initiators.RECORD_ATTEMPTS,
+                         self.actions().count('--op new'))
 
     def test_session_without_a_disk_is_no_source(self):
         clock = iter(range(1000))
