@@ -574,6 +574,9 @@ class Chaos(_LabCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Play."""
+        if parsed_args.mirrored and parsed_args.disks != 'volatile':
+            raise errors.LabError('Only volatile disks can die: leave '
+                                  '"--disks plain" away.')
         seed = parsed_args.seed
         if seed is None:
             seed = secrets.randbelow(1 << 31)
