@@ -28,6 +28,20 @@ STORM = 60
 # How many of a test's calls Cinder has to answer at a time; more take longer
 # here than its API waits.
 AT_ONCE = 3
+# How often a volume goes where records of iSCSI's come and go
+JOURNEYS = 5
+COME_AND_GO = """
+import os
+import time
+target = '/etc/iscsi/nodes/iqn.come-and-go'
+portal = target + '/192.0.2.1,3260,1'
+while not os.path.exists('/run/gone'):
+    os.makedirs(portal)
+    time.sleep(0.002)
+    os.rmdir(portal)
+    os.rmdir(target)
+    time.sleep(0.002)
+"""
 MARKER = 'remanence of %s' % uuid.uuid4()
 
 
@@ -351,6 +365,19 @@ class ManyTest(HazardTestCase):
             self.assertNotIn(None, map(self.arrival, attachments))
         for attachment in attachments:
             self.wait_until_arrived(attachment, timeout=MANY * 60)
+
+    def test_h25_records_of_other_targets_come_and_go(self):
+        """iscsiadm reads all of them, and stumbles over one that is gone."""
+        volume = self.create()
+        for node in self.nodes:
+            node.run(['rm', '-f', '/run/gone'])
+            node.run(['sh', '-c', 'python3 -c "$0" </dev/null >/dev/null '
+                      '2>&1 &', COME_AND_GO])
+            self.addCleanup(node.run, ['touch', '/run/gone'])
+        for _time in range(JOURNEYS):
+            attachment = self.attach(volume, self.other(self.home(volume)))
+            self.wait_until_arrived(attachment)
+            self.detach(attachment)
 
     def test_h25_of_two_nodes_that_ask_at_once_exactly_one_wins(self):
         volume = self.create()
