@@ -234,7 +234,7 @@ bench-distance: setup lab-programs
 	$(LAB) --name bench-node distance $(DISTANCE)
 
 # Nor this: hundreds of simulated nodes with real volume services
-bench-fleet: setup
+bench-fleet: setup ptrace
 	$(LAB) --name fleet fleet $(FLEET)
 
 # Kept outside the repository, and built again when its recipe changes

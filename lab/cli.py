@@ -595,8 +595,8 @@ class Chaos(_LabCommand):
             journal = chaos.run(self.cloud, chaos.Plan(
                 minutes=parsed_args.minutes, seed=seed,
                 players=parsed_args.users, instances=parsed_args.nova,
-                backends=(*['mirrored'] * parsed_args.mirrored,
-                          *configuration.BACKENDS)), out)
+                backends=('mirrored', *configuration.BACKENDS)
+                if parsed_args.mirrored else configuration.BACKENDS), out)
         finally:
             if fresh and not parsed_args.keep:
                 self.cloud.down()

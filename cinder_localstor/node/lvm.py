@@ -411,7 +411,8 @@ class LVMVolumeGroup(interface.VolumeGroup):
             return ('it is %s, and volumes of this backend are %s. Copy it '
                     'to one that is so' % (_kind(row['pool']), _kind(pool)))
         if row['ailment']:
-            return ("%s, see 'lvs --all --options +devices %s'. Mend that"
+            return ("%s, see 'pvs' and 'lvs --all --options +devices %s'. "
+                    "Bring the disk back, or let LVM mend the mirror"
                     % (row['ailment'], full_name))
         if not row['valid']:
             return ("it is an invalid snapshot, and what it had is lost. "
@@ -552,7 +553,9 @@ class LVMVolumeGroup(interface.VolumeGroup):
                         'is made again: %(error)s',
                         {'name': name, 'error': error})
             return True
-        return False
+        # LVM notes a mirrored one before it is whole, to be skipped till then.
+        found = self._report().get(name)
+        return found is not None and found['skipped']
 
     def create_snapshots(self, wanted: Sequence[interface.NewSnapshot],
                          moment: contextlib.AbstractContextManager[None]

@@ -84,10 +84,10 @@ class MirrorsTest(base.GuestTestCase):
                 self.source)))
         volume = self.create(volume_type=self.volume_type)
         self.assertEqual(self.other(self.source).name, self.user.host(volume))
-        error = self.assertRaises(exceptions.HttpError, self.user.attach,
-                                  volume, self.source)
-        self.assertIn('A disk of volume group', self.log_of(
-            self.other(self.source)), error)
+        self.assertRaises(exceptions.HttpError, self.user.attach, volume,
+                          self.source)
+        self.assertIn('for volume %s: A disk of volume group' % volume,
+                      self.log_of(self.other(self.source)))
 
         mirrors.give_up(self.source)
         self.wait_until_arrived(moved)

@@ -1012,6 +1012,17 @@ class MirroredTest(GroupTestCase):
                           '--mirrors 1 --size 1073741824b disks'],
                          self.command.ran)
 
+    def test_one_that_a_power_cut_has_left_half_made_is_made_again(self):
+        self.command.answer(
+            'lvcreate', exception.CommandFailed(
+                command='lvcreate', host='node1', reason='Logical Volume '
+                '"volume-1" already exists in volume group "disks"'), '')
+        self.command.answer('lvs', lvs(row(lv_attr='rwi---r--k')))
+        self.assertTrue(self.group.create('volume-1', units.Gi, frozenset()))
+        self.assertEqual(['lvcreate', 'lvchange', 'lvs', 'lvremove',
+                          'lvcreate'],
+                         [line.split()[0] for line in self.command.ran])
+
     @ddt.data(0, -1)
     def test_without_mirrors_volumes_are_linear(self, number):
         self.override('lvm_mirrors', number)
@@ -1070,7 +1081,7 @@ class UnfitTest(GroupTestCase):
               ('-Ri-a-----', '--permission rw disks/volume-1'),
               ('-wi-------', '--activate y'), ('-wi-s-----', '--activate y'),
               ('-wi-a----k', '--setactivationskip n'),
-              ('-wi-a---p-', "Mend that"))
+              ('-wi-a---p-', "see 'pvs'"))
     @ddt.unpack
     def test_others_are_not_and_what_to_do_is_told(self, attributes, part):
         self.assertIn(part, self.unfit(lv_attr=attributes))
