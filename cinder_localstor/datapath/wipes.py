@@ -49,8 +49,9 @@ class Wipes:
             found: volume for found, volume in volumes.items()
             if copies.Label(volume.tags).snapshot_id
             or not copies.Label(volume.tags)})
-        if self._group.thin and not self._group.is_active(name):
-            # The pool has lost it: there is nothing to wipe.
+        if (not self._group.is_active(name)
+                and not self._group.activate(name)):
+            # There is nothing of it to wipe.
             self._group.remove(name)
         else:
             self._group.rename(name, '%s%s.%s' % (PREFIX, name,

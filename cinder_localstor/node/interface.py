@@ -287,6 +287,14 @@ class VolumeGroup(abc.ABC):
         """
 
     @abc.abstractmethod
+    def activate(self, name: str) -> bool:
+        """Make the device of a logical volume; False if that can't be.
+
+        A thin pool may have lost what LVM knows of, and a mirrored volume was
+        never whole whose command was killed: nothing is on either.
+        """
+
+    @abc.abstractmethod
     def active_names(self) -> set[str]:
         """Names of all logical volumes whose device is there; no command."""
 

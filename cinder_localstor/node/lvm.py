@@ -44,6 +44,13 @@ MAPPED = re.compile(r'(?P<volume>(?:[^-]|--)+?)(?:_t(?:data|meta))?'
 LOST = 'No data available'
 # ionice(1): what is wiped stands in nobody's way.
 IDLE = '-c3'
+# What LVM says when it activates nothing above a part that is active, as a
+# command leaves it that was killed (lib/activate/activate.c)
+PART_IS_ACTIVE = re.compile(r'is prohibited while logical volume '
+                            r'(?P<part>\S+) is active')
+# A part of a mirrored volume, which LVM shows until it is wiped, with the
+# volume's tags; the volume itself is noted and skipped till then
+SHOWN_PART = re.compile(r'_rmeta_\d+$')
 # Cinder's share of a volume group that its thin pool gets
 POOL_SHARE = '95%VG'
 # Bytes of a chunk of a thick snapshot.  The kernel keeps a record in memory
@@ -98,6 +105,9 @@ def parse_report(text: str, section: str, command: str
 def parse_logical_volumes(text: str) -> dict[str, dict[str, Any]]:
     """Logical volumes of ``lvs`` by name, sizes in bytes.
 
+    Those that were never active as a whole, because the command was killed,
+    are ``half_made``.
+
     :raises OutputNotUnderstood: a row lacks a field or has a bad number
     """
     volumes = {}
@@ -131,7 +141,11 @@ def parse_logical_volumes(text: str) -> dict[str, dict[str, Any]]:
         except (ValueError, LookupError) as error:
             raise exception.OutputNotUnderstood(line=str(row),
                                                 command='lvs') from error
-    return volumes
+    for name, volume in volumes.items():
+        volume['half_made'] = (volume['skipped']
+                               and name + '_rmeta_0' in volumes)
+    return {name: volume for name, volume in volumes.items()
+            if not SHOWN_PART.search(name)}
 
 
 def parse_devices_section(text: str) -> dict[str, Any]:
@@ -287,7 +301,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
 
     def _activate_all(self) -> None:
         try:
-            self._run('vgchange', '--activate', 'y', self.name)
+            self._activate('vgchange', self.name)
         except exception.CommandTimedOut:
             raise
         except exception.CommandFailed as error:
@@ -299,6 +313,30 @@ class LVMVolumeGroup(interface.VolumeGroup):
             LOG.error('Not active in volume group %(group)s: %(names)s. '
                       '%(error)s', {'group': self.name, 'error': error,
                                     'names': ', '.join(sorted(inactive))})
+
+    def _activate(self, *arguments: str) -> None:
+        """Activate what a command of LVM's is told to.
+
+        Parts that are active without their whole are deactivated first. LVM
+        names one at a time of each whole.
+        """
+        command, *rest = arguments
+        deactivated: set[str] = set()
+        while True:
+            try:
+                self._run(command, '--activate', 'y', *rest)
+                return
+            except exception.CommandTimedOut:
+                raise
+            except exception.CommandFailed as error:
+                parts = set(PART_IS_ACTIVE.findall(str(error))) - deactivated
+                if not parts:
+                    raise
+            LOG.warning('A command that is no more has left parts of logical '
+                        'volumes active without the whole, which is '
+                        'activated now: %s', ', '.join(sorted(parts)))
+            self._run('lvchange', '--activate', 'n', *sorted(parts))
+            deactivated |= parts
 
     def _run(self, *arguments: str) -> str:
         """Run a command of LVM's in the group, see Commands.run.
@@ -499,6 +537,20 @@ class LVMVolumeGroup(interface.VolumeGroup):
     def is_active(self, name: str) -> bool:
         return os.path.exists(self.path(name))
 
+    def activate(self, name: str) -> bool:
+        try:
+            self._activate('lvchange', '%s/%s' % (self.name, name))
+        except exception.CommandTimedOut:
+            raise
+        except exception.CommandFailed as error:
+            if LOST not in str(error):
+                raise
+            LOG.warning('Logical volume %(name)s was lost as it was made: '
+                        '%(error)s', {'name': name, 'error': error})
+            return False
+        found = self._report().get(name)
+        return found is None or not found['half_made']
+
     def active_names(self) -> set[str]:
         try:
             return set(os.listdir('/dev/' + self.name))
@@ -528,7 +580,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
                 if 'already exists' not in str(error):
                     self._complain(error, name, size)
                     raise
-                made = self._is_lost(name)
+                made = not self.is_active(name) and not self.activate(name)
                 if made:
                     self._remove(name)
                     self._run(*arguments)
@@ -536,26 +588,6 @@ class LVMVolumeGroup(interface.VolumeGroup):
                 made = True
             self._flush()
         return made
-
-    def _is_lost(self, name: str) -> bool:
-        """Activate a logical volume; whether its pool has none of it."""
-        if self.is_active(name):
-            return False
-        try:
-            self._run('lvchange', '--activate', 'y',
-                      '%s/%s' % (self.name, name))
-        except exception.CommandTimedOut:
-            raise
-        except exception.CommandFailed as error:
-            if LOST not in str(error):
-                raise
-            LOG.warning('Logical volume %(name)s was lost as it was made, and '
-                        'is made again: %(error)s',
-                        {'name': name, 'error': error})
-            return True
-        # LVM notes a mirrored one before it is whole, to be skipped till then.
-        found = self._report().get(name)
-        return found is not None and found['skipped']
 
     def create_snapshots(self, wanted: Sequence[interface.NewSnapshot],
                          moment: contextlib.AbstractContextManager[None]
@@ -662,7 +694,7 @@ class LVMVolumeGroup(interface.VolumeGroup):
         # dm-clone writes its map past the page cache.
         self._command.run(
             'dd', 'if=' + self.path(name), 'of=' + self.path(to), 'bs=1M',
-            'iflag=direct', 'oflag=direct', 'conv=notrunc,fsync')
+            'iflag=direct', 'oflag=direct', 'conv=nocreat,notrunc,fsync')
 
     def clear(self, name: str) -> None:
         # Cinder's function refuses the value that its option allows.

@@ -259,6 +259,10 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
     def is_active(self, name: str) -> bool:
         return name in self.disks and name not in self.lost
 
+    @_fallible
+    def activate(self, name: str) -> bool:
+        return self.is_active(name)
+
     def active_names(self) -> set[str]:
         return set(self.disks) - self.lost
 

@@ -9,6 +9,23 @@ from lab import cloud as clouds
 from lab import mirrors
 from tests.lab import base
 
+PROGRAM = '/usr/local/sbin/lvcreate'
+# Stands for one that is killed while it makes the parts of a volume: LVM shows
+# them until they are wiped.
+KILLED = '''\
+#!/bin/sh
+for word; do
+    [ "$before" != --name ] || name=$word
+    before=$word
+done
+/sbin/lvcreate "$@" &
+part=/dev/mapper/%s-$(echo "$name" | sed s/-/--/g)_rmeta_0
+until [ -e "$part" ]; do :; done
+kill -9 $!
+echo $$ >/run/killed
+sleep 600
+''' % mirrors.GROUP.replace('-', '--')
+
 
 @functools.cache
 def cloud():
@@ -93,3 +110,53 @@ class MirrorsTest(base.GuestTestCase):
         self.wait_until_arrived(moved)
         self.assertNotIn(mirrors.GROUP, self.status(self.source))
         self.assert_every_stamp_is_there(moved)
+
+
+class KilledTest(base.LabTestCase):
+
+    find_cloud = staticmethod(cloud)
+
+    def setUp(self):
+        super().setUp()
+        self.node = self.nodes[0]
+
+    def test_volume_that_was_left_half_made_is_deleted(self):
+        self.node.run(['sh', '-c', "cat >%s <<'END'\n%sEND\nchmod +x %s"
+                       % (PROGRAM, KILLED, PROGRAM)])
+        self.addCleanup(self.node.run, ['rm', '-f', PROGRAM])
+        volume = self.user.request_volume('of-a-user', 1, 'mirrored',
+                                          self.node.name)
+        self.volumes.append(volume)
+        self.wait_for('the command is killed', lambda: self.node.run(
+            ['test', '-e', '/run/killed'], check=False).returncode == 0)
+        self.node.service('cinder-volume').kill()
+        self.node.run(['sh', '-c', 'rm %s; kill $(cat /run/killed); '
+                       'rm /run/killed' % PROGRAM])
+        name = 'volume-' + volume
+        self.assertRegex(self.logical_volumes(), name + ' +rwi---r--k')
+        self.restart_cinder_volume(self.node)
+        self.user.wait_for_status(volume, 'error')
+        self.delete(volume)
+        self.assertEqual('', self.logical_volumes())
+        self.create(volume_type='mirrored', node=self.node)
+
+    def test_volume_whose_part_is_active_alone_is_active_again(self):
+        volume = self.create(volume_type='mirrored', node=self.node)
+        attachment = self.attach(volume, self.node)
+        self.write(attachment)
+        content = self.checksum(attachment)
+        self.detach(attachment)
+        # As a vgchange leaves it that is killed half-way
+        self.node.service('cinder-volume').stop()
+        self.node.run(['dmsetup', 'remove', 'volume-%s-handle' % volume])
+        name = '%s/volume-%s' % (mirrors.GROUP, volume)
+        self.node.run(['lvchange', '--activate', 'n', name])
+        self.node.run(['lvchange', '--yes', '--activate', 'y',
+                       name + '_rimage_1'])
+        self.restart_cinder_volume(self.node)
+        attachment = self.attach(volume, self.node)
+        self.assertEqual(content, self.checksum(attachment))
+
+    def logical_volumes(self):
+        return self.node.run(['lvs', '--noheadings', '--options',
+                              'lv_name,lv_attr', mirrors.GROUP]).stdout.strip()

@@ -78,6 +78,12 @@ class WipesTest(base.TestCase):
                     self.node.cut_power()
             self.assertEqual({}, self.group.disks, call)
 
+    def test_what_can_not_be_activated_is_removed_at_once(self):
+        # Nobody would find it among those that are active.
+        self.group.lost.add('copy')
+        self.wipes.give_up('copy')
+        self.assertEqual({}, self.group.disks)
+
     def test_start_builds_no_handle_for_it(self):
         self.wipes.give_up('copy')
         log = self.patch('cinder_localstor.datapath.handles.LOG.warning')

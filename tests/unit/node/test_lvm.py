@@ -51,8 +51,8 @@ class ParseTest(base.TestCase):
                           'valid': True, 'pool': 'disks-pool', 'origin': '',
                           'data_percent': 12.5, 'metadata_percent': 0,
                           'kind': 'V', 'writable': True, 'ailment': '',
-                          'skipped': False, 'chunk': 0,
-                          'origin_size': 0}},
+                          'skipped': False, 'half_made': False,
+                          'chunk': 0, 'origin_size': 0}},
             lvm.parse_logical_volumes(lvs(row(
                 lv_tags='localstor.move=m,other', lv_attr='Vwi-aotz--',
                 pool_lv='disks-pool', data_percent='12.50'))))
@@ -489,7 +489,7 @@ class ThickTest(GroupTestCase):
         self.assertEqual(
             ['dd if=/dev/disks/volume-1-regions '
              'of=/dev/disks/_snapshot-1-regions bs=1M iflag=direct '
-             'oflag=direct conv=notrunc,fsync'], self.command.ran)
+             'oflag=direct conv=nocreat,notrunc,fsync'], self.command.ran)
 
     def test_clear_wipes_as_configured(self):
         self.override('volume_clear', 'zero')
@@ -966,6 +966,44 @@ class CheckTest(GroupTestCase):
     def pool(attributes='twi-aotz--'):
         return row('disks-pool', lv_attr=attributes)
 
+    @ddt.data('check', 'create')
+    def test_parts_that_are_active_without_their_whole(self, method):
+        def prohibited(part):
+            return exception.CommandFailed(
+                command='', host='node1', reason='Activation of logical '
+                'volume disks/volume-1 is prohibited while logical volume '
+                'disks/volume-1_%s is active.' % part)
+
+        program = {'check': 'vgchange', 'create': 'lvchange'}[method]
+        again = {'check': 'vgchange --activate y disks',
+                 'create': 'lvchange --activate y disks/volume-1'}[method]
+        deactivated = ['lvchange --activate n disks/volume-1_' + part
+                       for part in ('rmeta_0', 'rimage_1')]
+        said = [prohibited('rmeta_0'), prohibited('rimage_1'), '']
+        if program == 'lvchange':
+            said = [said[0], '', said[1], '', '']
+        self.command.answer(program, *said)
+        self.command.fail('lvcreate', 'Logical Volume "volume-1" already '
+                          'exists in volume group "disks"')
+        self.command.answer('lvs', lvs(row(lv_attr='rwi---r---')))
+        arguments = {'check': (), 'create': ('volume-1', units.Gi,
+                                             frozenset())}[method]
+        getattr(self.make('default'), method)(*arguments)
+        self.assertEqual([again, deactivated[0], again, deactivated[1],
+                          again],
+                         [line for line in self.command.ran
+                          if '--activate' in line])
+
+    def test_part_that_stays_active_is_told(self):
+        self.command.fail(
+            'vgchange', 'Activation of logical volume disks/volume-1 is '
+            'prohibited while logical volume disks/volume-1_rmeta_0 is '
+            'active.')
+        self.command.answer('lvs', lvs(row(lv_attr='rwi---r---')))
+        with self.assertLogs('cinder_localstor.node.lvm', 'ERROR') as logged:
+            self.group.check()
+        self.assertIn('volume-1_rmeta_0 is active', logged.output[0])
+
     @ddt.data('thin', 'auto')
     def test_pool_that_does_not_zero_is_refused(self, kind):
         self.command.answer('lvs', lvs(self.pool('twi-aot---')))
@@ -1002,6 +1040,11 @@ class CheckTest(GroupTestCase):
 @ddt.ddt
 class MirroredTest(GroupTestCase):
 
+    # As lvs shows one, where lvcreate was killed on a node
+    half_made = (row(lv_attr='rwi---r--k'),
+                 row('volume-1_rmeta_0', lv_attr='ewi-a-r-r-'),
+                 row('volume-1_rmeta_1', lv_attr='ewi-a-r-r-'))
+
     def make(self, kind):
         self.override('lvm_mirrors', 1)
         return super().make(kind)
@@ -1017,11 +1060,32 @@ class MirroredTest(GroupTestCase):
             'lvcreate', exception.CommandFailed(
                 command='lvcreate', host='node1', reason='Logical Volume '
                 '"volume-1" already exists in volume group "disks"'), '')
-        self.command.answer('lvs', lvs(row(lv_attr='rwi---r--k')))
+        self.command.answer('lvs', lvs(*self.half_made))
         self.assertTrue(self.group.create('volume-1', units.Gi, frozenset()))
         self.assertEqual(['lvcreate', 'lvchange', 'lvs', 'lvremove',
                           'lvcreate'],
                          [line.split()[0] for line in self.command.ran])
+
+    def test_one_that_an_operator_lets_be_skipped_is_not_made_again(self):
+        self.command.answer(
+            'lvcreate', exception.CommandFailed(
+                command='lvcreate', host='node1', reason='Logical Volume '
+                '"volume-1" already exists in volume group "disks"'))
+        self.command.answer('lvs', lvs(row(lv_attr='rwi---r--k')))
+        self.assertFalse(self.group.create('volume-1', units.Gi,
+                                           frozenset()))
+
+    def test_parts_that_lvm_shows_are_no_volumes(self):
+        # They have the volume's tags.
+        self.command.answer('lvs', lvs(*self.half_made))
+        self.assertEqual({'volume-1'}, set(self.group.logical_volumes()))
+
+    @ddt.data((half_made, False), ((row(lv_attr='rwi---r--k'),), True),
+              ((row(),), True))
+    @ddt.unpack
+    def test_one_that_is_half_made_cannot_be_activated(self, rows, active):
+        self.command.answer('lvs', lvs(*rows))
+        self.assertIs(active, self.group.activate('volume-1'))
 
     @ddt.data(0, -1)
     def test_without_mirrors_volumes_are_linear(self, number):
