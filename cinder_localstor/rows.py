@@ -76,6 +76,8 @@ SHORT_ID = 8
 FIRST_GENERATION = 1
 # What Cinder's volumes are while a backend migrates them
 MIGRATING = 'migrating'
+# What Cinder's own migration leaves behind when it is over
+MIGRATION_OVER = (None, '', 'success', 'error')
 # Their status meanwhile, where Cinder lets nobody use them
 LOCKED = ('maintenance', 'retyping')
 # What Cinder's volumes are while their copies are made or deleted, come or go
@@ -155,18 +157,22 @@ def exported(ctxt: context.RequestContext, host: str, idle: bool = False
     """Ids of the users' volumes on a backend that have ordinary exports.
 
     :param host: ``host@backend``
-    :param idle: only of those that several instances may have, and nobody has,
-        nor works at
+    :param idle: only of those that nobody has, nor works at
     """
     row, attachment = models.Volume, models.VolumeAttachment
+    backup = models.Backup
     with db.main_context_manager.reader.using(ctxt) as session:
         query = session.query(row.id).filter(
             row.deleted == sa.false(), _lives_on(host),
             row.provider_location.is_not(None))
         if idle:
             query = query.filter(
-                row.multiattach == sa.true(),
                 row.status.in_(('available', 'in-use')),
+                sa.or_(row.migration_status.is_(None),
+                       row.migration_status.in_(MIGRATION_OVER)),
+                # A clone of one that is in use, without an attachment
+                ~sa.exists().where(backup.temp_volume_id == row.id,
+                                   backup.deleted == sa.false()),
                 ~sa.exists().where(attachment.volume_id == row.id,
                                    attachment.deleted == sa.false()))
         return {volume_id for volume_id, in query}

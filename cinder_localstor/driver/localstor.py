@@ -21,6 +21,7 @@ from oslo_concurrency import lockutils
 from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_service import loopingcall
+from oslo_utils import excutils
 from oslo_utils import units
 
 from cinder_localstor.datapath import copies
@@ -175,8 +176,11 @@ class LocalStorDriver(driver.VolumeDriver):
             LOG.exception('What was broken off could not be settled')
 
     def _end_exports(self) -> None:
-        """Remove exports of shared volumes that nobody has any more: when the
-        last two leave at once, each sees the other.
+        """Remove exports that nobody has any more.
+
+        When the last two of a shared volume leave at once, each sees the
+        other; and what dies while it connects leaves one that no attachment
+        tells of.
         """
         ctxt = context.get_admin_context()
         idle = rows.exported(ctxt, self.host, idle=True)
@@ -662,14 +666,24 @@ class LocalStorDriver(driver.VolumeDriver):
         """Export a volume for ordinary connections; the fields of its row
         that say how.
 
-        Cinder's target driver makes a secret where the row has none, and
-        Cinder records it only after us: whoever comes meanwhile would get
-        another one, and lock the first out.
+        They are recorded before: nobody would find the export of a process
+        that dies after it has made it, and Cinder, which records them only
+        after us, would have another secret made for whoever comes meanwhile.
         """
         with self._export_lock(volume_id):
             volume = objects.Volume.get_by_id(ctxt, volume_id)
-            export = self._remote.export(ctxt, volume,
-                                         self.local_path(volume))
+            is_new = not volume.provider_location
+            if is_new:
+                planned = self._remote.describe(ctxt, volume)
+                rows.record_export(ctxt, volume_id, planned)
+                volume.update(planned)
+            try:
+                export = self._remote.export(ctxt, volume,
+                                             self.local_path(volume))
+            except Exception:
+                with excutils.save_and_reraise_exception():
+                    if is_new:
+                        self._unexport(ctxt, volume)
             rows.record_export(ctxt, volume_id, export)
         return export
 
@@ -691,9 +705,15 @@ class LocalStorDriver(driver.VolumeDriver):
     def _ensure(self, ctxt: context.RequestContext, volume: objects.Volume
                 ) -> None:
         """Export a volume as before a restart, to who was connected then."""
-        connected = self._remote_ones(ctxt, rows.attachments(ctxt, volume.id))
-        self._remote.ensure(ctxt, volume, self.local_path(volume),
-                            [row['connector'] for row in connected])
+        with self._export_lock(volume.id):
+            # Who has left meanwhile has taken it away.
+            volume = objects.Volume.get_by_id(ctxt, volume.id)
+            if not volume.provider_location:
+                return
+            connected = self._remote_ones(ctxt,
+                                          rows.attachments(ctxt, volume.id))
+            self._remote.ensure(ctxt, volume, self.local_path(volume),
+                                [row['connector'] for row in connected])
 
     def _export_again(self) -> None:
         """Export what had to wait for its handle at the start."""

@@ -57,7 +57,6 @@ import sqlalchemy as sa
 
 from cinder_localstor import exception
 from cinder_localstor.moves import custodian
-from cinder_localstor.moves import gate
 from cinder_localstor.moves import messages
 from cinder_localstor.node import interface
 from cinder_localstor import rows
@@ -134,7 +133,7 @@ class Unfinished:
         self._settle_extensions(ctxt, self._stale(ctxt, 'extending'))
         for volume in self._stale(ctxt, 'retyping'):
             # While Cinder copies, it is the migration that has to end first.
-            if volume.migration_status in gate.MIGRATION_OVER:
+            if volume.migration_status in rows.MIGRATION_OVER:
                 self._rest(volume)
         for volume in self._stale(ctxt, 'reverting'):
             if volume.id not in self._reverting:

@@ -159,9 +159,6 @@ TOO_EARLY: dict[Operation, type[cinder_exception.VolumeIsBusy]] = {
 # Who asks for one of these waits for hours anyway, while Cinder copies.
 UNHURRIED = (Operation.MIGRATE,)
 
-# What Cinder's own migration leaves behind when it is over
-MIGRATION_OVER = (None, '', 'success', 'error')
-
 
 def is_bound(volume: objects.Volume) -> bool:
     """Whether a volume may not leave its node.
@@ -171,7 +168,7 @@ def is_bound(volume: objects.Volume) -> bool:
     another row in the end, and a move would be left with the wrong one.
     """
     return bool(volume.group_id) or (
-        volume.migration_status not in MIGRATION_OVER)
+        volume.migration_status not in rows.MIGRATION_OVER)
 
 
 def _answer(move: rows.Move, operation: Operation, name: str) -> Answer:

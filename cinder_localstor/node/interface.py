@@ -569,9 +569,19 @@ class RemoteTarget(abc.ABC):
         """:raises Exception: nothing can be exported here"""
 
     @abc.abstractmethod
+    def describe(self, ctxt: context.RequestContext, volume: Any
+                 ) -> dict[str, str]:
+        """The provider fields of an export that is to be made: what there is
+        of it can be taken away by them.
+        """
+
+    @abc.abstractmethod
     def export(self, ctxt: context.RequestContext, volume: Any, device: str
                ) -> dict[str, str]:
-        """Export a device; the provider fields that the row gets."""
+        """Export a device; the provider fields that the row gets.
+
+        :param volume: whose row has the fields that :meth:`describe` has given
+        """
 
     @abc.abstractmethod
     def ensure(self, ctxt: context.RequestContext, volume: Any, device: str,

@@ -764,13 +764,18 @@ class SimulatedRemoteTarget(interface.RemoteTarget):
     def check(self) -> None:
         pass
 
-    def export(self, ctxt: context.RequestContext, volume: Any, device: str
-               ) -> dict[str, str]:
+    def describe(self, ctxt: context.RequestContext, volume: Any
+                 ) -> dict[str, str]:
         # As Cinder's, whose is the volume's row
         auth = volume['provider_auth'] or 'CHAP user %s' % uuid.uuid4().hex
-        self._serve(volume, device, auth, ())
         return {'provider_location': 'iscsi %s' % volume['name'],
                 'provider_auth': auth}
+
+    def export(self, ctxt: context.RequestContext, volume: Any, device: str
+               ) -> dict[str, str]:
+        fields = self.describe(ctxt, volume)
+        self._serve(volume, device, fields['provider_auth'], ())
+        return fields
 
     def ensure(self, ctxt: context.RequestContext, volume: Any, device: str,
                connectors: Iterable[dict[str, Any]]) -> None:

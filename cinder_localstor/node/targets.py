@@ -373,6 +373,22 @@ class CinderRemoteTarget(interface.RemoteTarget):
     def check(self) -> None:
         self._driver()
 
+    def describe(self, ctxt: context.RequestContext, volume: Any
+                 ) -> dict[str, str]:
+        # As ISCSITarget.create_export composes them. The number of the target,
+        # which tgt chooses, is of no use to anybody.
+        driver, configuration = self._driver(), self._configuration
+        number, lun = driver._get_target_and_lun(ctxt, volume)
+        chap = driver._get_target_chap_auth(ctxt, volume) or (
+            volume_utils.generate_username(),
+            volume_utils.generate_password())
+        return {
+            'provider_location': driver._iscsi_location(
+                configuration.target_ip_address, number,
+                configuration.target_prefix + volume['name'], lun,
+                configuration.target_secondary_ip_addresses),
+            'provider_auth': driver._iscsi_authentication('CHAP', *chap)}
+
     def export(self, ctxt: context.RequestContext, volume: Any, device: str
                ) -> dict[str, str]:
         data = self._exporter(self._volumes.block_size()).create_export(

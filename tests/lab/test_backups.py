@@ -7,8 +7,17 @@ volume stays where it is.
 
 from lab import configuration
 from lab import control_plane
+from lab import leftovers
 from tests.lab import base
 
+PROGRAM = '/usr/local/sbin/tgt-admin'
+# Stands for one that has done its work when cinder-volume dies.
+LAST = '''\
+#!/bin/sh
+/usr/sbin/tgt-admin "$@"
+echo $$ >/run/exported
+sleep 600
+'''
 # MiB
 SIZE = 20
 LATER = 500
@@ -156,3 +165,34 @@ class BackupHostTest(BackupTestCase):
         self.assertEqual('in-use', self.user.status(self.volume))
         self.detach(attachment)
         self.assert_holds(self.restore(backup))
+
+
+class BrokenOffTest(BackupTestCase):
+
+    def is_exported(self):
+        return self.volume in self.home_node.run(
+            ['tgtadm', '--lld', 'iscsi', '--op', 'show', '--mode', 'target']
+        ).stdout
+
+    def test_export_that_nobody_has_noted_is_removed(self):
+        node = self.home_node
+        node.run(['sh', '-c', "cat >%s <<'END'\n%sEND\nchmod +x %s"
+                  % (PROGRAM, LAST, PROGRAM)])
+        self.addCleanup(node.run, ['rm', '-f', PROGRAM])
+        self.backups.append(self.user.request_backup(self.volume))
+        self.wait_for('the volume is exported', lambda: node.run(
+            ['test', '-e', '/run/exported'], check=False).returncode == 0)
+        node.service('cinder-volume').kill()
+        node.run(['sh', '-c', 'rm %s; kill $(cat /run/exported); '
+                  'rm /run/exported' % PROGRAM])
+        self.assertTrue(self.is_exported())
+        self.restart_cinder_volume(node)
+        self.wait_for('the backup has failed', lambda: self.user.status(
+            self.volume) == 'available')
+        self.wait_for('nobody has noted it', lambda: leftovers.select(
+            self.cloud, 'SELECT 1 FROM volumes WHERE provider_location IS '
+            "NULL AND id = '%s'" % self.volume))
+        self.wait_for('nothing is exported', lambda: not self.is_exported())
+        moved = self.attach(self.volume, self.backup_node)
+        self.assertEqual(self.content, self.checksum(moved, size=SIZE))
+        self.wait_until_arrived(moved)

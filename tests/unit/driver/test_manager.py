@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Cinder's own volume manager does with our volumes."""
 
+import threading
 from unittest import mock
 
 from cinder.api import microversions as mv
@@ -14,6 +15,8 @@ from cinder.tests.unit.api import fakes
 from cinder.tests.unit import fake_constants as fake
 from cinder.volume import qos_specs
 from cinder.volume import rpcapi
+import ddt
+from oslo_concurrency import processutils
 from oslo_utils import timeutils
 from oslo_utils import units
 from oslo_utils import uuidutils
@@ -523,6 +526,7 @@ class GroupSnapshotTest(GroupTestCase):
         self.assert_nothing_left()
 
 
+@ddt.ddt
 class BackupTest(ManagerTestCase):
     """What reads a volume once connects without an attachment."""
 
@@ -552,6 +556,83 @@ class BackupTest(ManagerTestCase):
                           self.cloud.attach, self.volume, B)
         self.assertNotEqual({}, self.cloud.nodes[A].remote.exports)
         self.assert_whole()
+
+    def look_for_idle_exports(self):
+        for _time in range(2):
+            self.cloud.driver(self.volume)._end_exports()
+
+    @ddt.data('export', 'connect')
+    def test_what_dies_while_it_connects_leaves_no_export(self, call):
+        remote = self.cloud.nodes[A].remote
+        work = getattr(remote, call)
+
+        def and_die(*arguments):
+            work(*arguments)
+            raise simulated.Crash(A, call)
+        self.cloud.set_status(self.volume, 'backing-up')
+        with mock.patch.object(remote, call, and_die):
+            self.assertRaises(simulated.Crash, self.connect)
+        self.assertNotEqual({}, remote.exports)
+        # Cinder does so where the service that makes a backup starts again.
+        self.cloud.set_status(self.volume, 'available')
+        self.look_for_idle_exports()
+        self.assertEqual({}, remote.exports)
+        self.cloud.arrive(self.volume)
+        self.assert_whole()
+
+    def test_what_goes_while_it_is_exported_again_does_not_stay(self):
+        self.connect()
+        remote = self.cloud.nodes[A].remote
+        ensure, driver = remote.ensure, self.cloud.driver(self.volume)
+        ctxt = context.RequestContext.from_dict(self.cloud.ctxt.to_dict())
+        remover = threading.Thread(target=driver.remove_export,
+                                   args=(ctxt, self.refresh()))
+
+        def and_go(*arguments):
+            remover.start()
+            remover.join(1)
+            ensure(*arguments)
+        with mock.patch.object(remote, 'ensure', and_go):
+            driver.ensure_export(self.ctxt, self.refresh())
+        remover.join()
+        self.assertIsNone(self.refresh().provider_location)
+        self.assertEqual({}, remote.exports)
+
+    def test_export_that_failed_is_not_recorded(self):
+        with mock.patch.object(self.cloud.nodes[A].remote, 'export',
+                               side_effect=processutils.ProcessExecutionError):
+            self.assertRaises(processutils.ProcessExecutionError,
+                              self.connect)
+        self.assertIsNone(self.refresh().provider_location)
+
+    @ddt.data('backing-up', 'uploading', 'restoring-backup')
+    def test_export_that_is_read_stays(self, status):
+        self.cloud.set_status(self.volume, status)
+        self.connect()
+        self.look_for_idle_exports()
+        self.assertNotEqual({}, self.cloud.nodes[A].remote.exports)
+
+    def test_clone_that_a_backup_reads_stays_exported(self):
+        self.connect()
+        backup = objects.Backup(
+            self.ctxt, volume_id=uuidutils.generate_uuid(), status='creating',
+            temp_volume_id=self.volume.id, user_id=fake.USER_ID,
+            project_id=fake.PROJECT_ID)
+        backup.create()
+        self.look_for_idle_exports()
+        self.assertNotEqual({}, self.cloud.nodes[A].remote.exports)
+        backup.temp_volume_id = None
+        backup.save()
+        self.look_for_idle_exports()
+        self.assertEqual({}, self.cloud.nodes[A].remote.exports)
+
+    def test_volume_that_cinder_copies_stays_exported(self):
+        self.connect()
+        self.volume.refresh()
+        self.volume.migration_status = 'migrating'
+        self.volume.save()
+        self.look_for_idle_exports()
+        self.assertNotEqual({}, self.cloud.nodes[A].remote.exports)
 
     def restore(self):
         """Write a backup to the volume; it is no device of the reader's."""

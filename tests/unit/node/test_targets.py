@@ -335,6 +335,32 @@ class RemoteTgtTest(TargetTestCase):
         self.remote = targets.CinderRemoteTarget(self.configuration,
                                                  self.volumes)
 
+    def test_what_is_described_is_what_is_made(self):
+        self.volumes.block_size.return_value = 512
+        volume = {'id': MOVE, 'name': 'volume-' + MOVE,
+                  'provider_location': None, 'provider_auth': None}
+        # Cinder's driver reads the row again.
+        self.remote._driver().db = mock.Mock(
+            volume_get=lambda _ctxt, _volume_id: volume)
+        described = self.remote.describe(self.ctxt, volume)
+        volume |= described
+        made = self.remote.export(self.ctxt, volume, '/dev/x')
+        self.assertEqual(described['provider_auth'], made['provider_auth'])
+        # But for the number that tgt has given it
+        numbered = described['provider_location'].replace(',0 ', ',1 ')
+        self.assertEqual(numbered, made['provider_location'])
+
+    def test_what_is_described_can_be_taken_away(self):
+        volume = dict(self.VOLUME)
+        volume |= self.remote.describe(self.ctxt, volume)
+        path = os.path.join(self.directory, volume['name'])
+        with open(path, 'w') as file:
+            file.write('<target>')
+        delete = self.patch('cinder.privsep.targets.tgt.tgtadmin_delete')
+        self.remote.unexport(self.ctxt, volume)
+        delete.assert_called()
+        self.assertFalse(os.path.exists(path))
+
     def written(self):
         """What tgt-admin reads, line by line."""
         path = os.path.join(self.directory, 'volume-' + MOVE)
