@@ -436,9 +436,8 @@ class LocalStorDriver(driver.VolumeDriver):
         ctxt = context.get_admin_context()
         with (self._unfinished.reverting(volume.id),
               self._reverted_or_as_it_was(ctxt, volume)):
-            present = objects.Volume.get_by_id(ctxt, volume.id)
-            if present.provider_location:
-                self._unexport(ctxt, present)
+            self.remove_export(ctxt,
+                               objects.Volume.get_by_id(ctxt, volume.id))
             self._service.copier.revert(ctxt, volume, snapshot)
 
     @staticmethod

@@ -1635,6 +1635,14 @@ class CopyTest(SnapshotTestCase):
         self.assert_whole()
         self.assert_as_then(snapshot)
 
+    def test_export_that_was_left_does_not_keep_a_volume_as_it_is(self):
+        snapshot = self.take()
+        self.cloud.driver(self.volume)._export(self.ctxt, self.volume.id)
+        self.cloud.revert(self.volume, snapshot)
+        self.assertIsNone(self.refresh().provider_location)
+        self.assertEqual({}, self.cloud.nodes[A].remote.exports)
+        self.assert_whole()
+
     def test_volume_that_can_not_be_reverted_is_as_it_was(self):
         snapshot = self.take()
         self.cloud.write(self.volume, 3, 'later')
