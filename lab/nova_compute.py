@@ -6,6 +6,7 @@ Nova starts each when it is first needed: in a node that takes longer than all
 else of a first attach.  Here they are forked off while little is loaded.
 """
 
+import pathlib
 import sys
 
 # First: it changes what others import.
@@ -15,9 +16,14 @@ from nova import privsep
 from os_brick import privileged
 from oslo_privsep import priv_context
 
+from lab import guest_files
+
+INSTANCES = pathlib.Path('/var/lib/nova/instances')
+
 
 def main() -> None:
     """Run it."""
+    guest_files.forget_lost(INSTANCES)
     for context in (privsep.sys_admin_pctxt, privileged.default):
         context.start(priv_context.Method.FORK)
     compute.main()
