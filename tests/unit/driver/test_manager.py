@@ -580,6 +580,20 @@ class BackupTest(ManagerTestCase):
         self.cloud.arrive(self.volume)
         self.assert_whole()
 
+    def test_what_dies_before_it_exports_leaves_no_row_that_says_so(self):
+        remote = self.cloud.nodes[A].remote
+        with mock.patch.object(remote, 'export',
+                               side_effect=simulated.Crash(A, 'export')):
+            self.assertRaises(simulated.Crash, self.connect)
+        self.assertIsNotNone(self.refresh().provider_location)
+        self.cloud.reboot(A)
+        self.cloud.driver(self.volume)._export_again()
+        self.look_for_idle_exports()
+        self.assertIsNone(self.refresh().provider_location)
+        self.assertEqual({}, remote.exports)
+        self.cloud.arrive(self.volume)
+        self.assert_whole()
+
     def test_what_goes_while_it_is_exported_again_does_not_stay(self):
         self.connect()
         remote = self.cloud.nodes[A].remote
@@ -609,6 +623,13 @@ class BackupTest(ManagerTestCase):
     def test_export_that_is_read_stays(self, status):
         self.cloud.set_status(self.volume, status)
         self.connect()
+        self.look_for_idle_exports()
+        self.assertNotEqual({}, self.cloud.nodes[A].remote.exports)
+
+    def test_export_that_an_attachment_may_be_for_stays(self):
+        self.connect()
+        self.cloud.reserve(self.volume)
+        self.cloud.set_status(self.volume, 'in-use')
         self.look_for_idle_exports()
         self.assertNotEqual({}, self.cloud.nodes[A].remote.exports)
 
