@@ -323,7 +323,12 @@ class InstancePlayer(actor.Actor):
             return False
         if task or status not in ('ACTIVE', *REMEDIES):
             if self._is_overdue(self._running.id, '%s (%s)' % (status, task)):
-                self._running.act(*REMEDIES['ERROR'])
+                if self._born:
+                    self._running.act(*REMEDIES['ERROR'])
+                else:
+                    # The message to build it is lost with its node: it has
+                    # none, and would not get one.
+                    self._running.delete()
             return False
         self._busy_since.pop(self._running.id, None)
         if status != 'ACTIVE':

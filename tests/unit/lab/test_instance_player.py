@@ -57,3 +57,22 @@ class OverdueTest(base.BaseTestCase):
             self.assertTrue(self.look(200, 'in-use'))
             self.assertFalse(self.look(310, 'reserved'))
         self.user.locate.assert_not_called()
+
+    def look_at_build(self):
+        self.instance.show.return_value = {
+            'status': 'BUILD', 'OS-EXT-STS:task_state': 'scheduling'}
+        with self.player._journal.fault('power cut'):
+            for seconds in (0, 310):
+                self.assertFalse(self.look(seconds, 'reserved'))
+
+    def test_instance_that_nobody_builds_is_deleted(self):
+        self.look_at_build()
+        self.instance.delete.assert_called_once_with()
+        self.instance.act.assert_not_called()
+
+    def test_instance_whose_guest_has_written_is_kept(self):
+        self.player._born = True
+        self.look_at_build()
+        self.instance.delete.assert_not_called()
+        self.instance.act.assert_called_once_with(
+            *instance_player.REMEDIES['ERROR'])
