@@ -50,6 +50,7 @@ PLACES = (OWN, OTHER)
 # What keeps one measurement from its end
 _FAILED = (users.VolumeError, exceptions.HttpError, errors.LabError)
 
+_FORKS = re.compile(r'^processes (?P<number>\d+)$', re.MULTILINE)
 _STEP = re.compile(
     r'^(?P<when>[\d-]+ [\d:.]+) .* Move (?P<move>[0-9a-f-]{36}) of volume '
     r'\S+: (?P<word>\w+)(?: took (?P<seconds>[\d.]+) s)?(?P<left> -> \w+)?')
@@ -62,12 +63,14 @@ class Attached:
     :ivar driver: the backend's name
     :ivar api: seconds until Cinder has answered
     :ivar opened: seconds until os-brick had a device
+    :ivar started: processes and threads that both nodes have started for it
     """
 
     driver: str
     place: str
     api: float
     opened: float
+    started: int
 
     @property
     def seconds(self) -> float:
@@ -106,7 +109,7 @@ def show(found: list[Attached], at_once: list[Storm], lines: Iterable[str],
     :param lines: as :func:`steps` takes them
     """
     attached = tables.Table('Driver', 'Attached', 'Seconds', '95 of 100',
-                            'Cinder', 'os-brick', 'Ratio', '')
+                            'Cinder', 'os-brick', 'Processes', 'Ratio', '')
     longest = max((one.seconds for one in found), default=1)
     for place in PLACES:
         theirs = middle(one.seconds for one in found
@@ -122,6 +125,7 @@ def show(found: list[Attached], at_once: list[Storm], lines: Iterable[str],
                 f'{almost_all(seconds):.2f}',
                 f'{middle(one.api for one in chosen):.2f}',
                 f'{middle(one.opened for one in chosen):.2f}',
+                f'{middle(one.started for one in chosen):.0f}',
                 f'{middle(seconds) / theirs:.2f}',
                 bar.Bar(longest, 0, middle(seconds), width=30))
     console.print(attached)
@@ -224,6 +228,8 @@ class _Bench:
         """One attachment, and the end of all that it has begun."""
         volume = self._user.create_volume(SIZE, driver, self._home.name)
         node = self._home if place == OWN else self._other
+        looked = self._started()
+        before = self._started()
         seconds, attachment = self._connect(volume, node)
         opened = float(node.run(
             [sys.executable, '-W', 'ignore', '-m', 'lab.opener'],
@@ -233,8 +239,18 @@ class _Bench:
                 'data': attachment.connection}),
             environment={'PYTHONPATH': str(self._cloud.layout.repository)},
             timeout=users.PATIENCE).stdout)
+        # A look starts some itself.
+        started = self._started() - before - (before - looked)
         self._clear_up([volume], [attachment])
-        return Attached(driver, place, seconds, opened)
+        return Attached(driver, place, seconds, opened, started)
+
+    def _started(self) -> int:
+        """Processes and threads that the nodes have started since they
+        booted, see proc(5).
+        """
+        return sum(int(match['number']) for node in (self._home, self._other)
+                   for match in _FORKS.finditer(
+                       node.run(['cat', '/proc/stat']).stdout))
 
     def storm(self, driver: str, number: int) -> Storm:
         """So many at once, and the end of all that they have begun."""

@@ -61,8 +61,8 @@ class FiguresTest(base.BaseTestCase):
     def test_ours_stands_beside_theirs(self):
         out = io.StringIO()
         attach.show(
-            [attach.Attached('local', attach.OTHER, 2, 0.5),
-             attach.Attached(compare.THEIRS, attach.OTHER, 4, 6)],
+            [attach.Attached('local', attach.OTHER, 2, 0.5, 60),
+             attach.Attached(compare.THEIRS, attach.OTHER, 4, 6, 80)],
             [attach.Storm('local', [3, 4], ['no time'])],
             [line(1, 'build_handle took 1.00 s')],
             consoles.Console(file=out, width=120))
@@ -70,7 +70,7 @@ class FiguresTest(base.BaseTestCase):
         rows = [[word.strip() for word in row.split('│')]
                 for row in out.getvalue().splitlines()]
         self.assertIn(['local', 'on another node', '2.50', '2.50', '2.00',
-                       '0.50', '0.25'], [row[1:8] for row in rows])
+                       '0.50', '60', '0.25'], [row[1:9] for row in rows])
         self.assertIn(['build_handle', '1.00'], [row[1:3] for row in rows])
         self.assertIn(['local', '3', '1', '3.50', '4.00'],
                       [row[1:6] for row in rows])
