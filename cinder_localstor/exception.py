@@ -473,6 +473,29 @@ class NotAbandoned(LocalStorException):
                 "%(host)s: %(reason)s.")
 
 
+class NotDisabled(LocalStorException):
+    message = _("%(host)s is not drained: it would take new volumes "
+                "meanwhile. Disable its service first, with 'openstack volume "
+                "service set --disable --disable-reason <why> %(host)s "
+                "cinder-volume'.")
+
+
+class NotUp(LocalStorException):
+    message = _("%(host)s is not drained: its cinder-volume has to be up to "
+                "hand its volumes out. Start it. Where the node is lost, its "
+                "volumes are, too.")
+
+
+class NoScheduler(LocalStorException):
+    message = _("Nobody says where volumes can go: %(reason)s. Look whether "
+                "cinder-scheduler and the message bus are up.")
+
+
+class NoSuchBackend(LocalStorException):
+    message = _("There is no backend %(name)s of this driver on this node, "
+                "but %(known)s. See enabled_backends of cinder.conf.")
+
+
 class NotWanted(LocalStorException):
     message = _("Nobody waits for volume %(volume_id)s at %(peer)s any more, "
                 "so it stays on %(host)s. Attach it again.")

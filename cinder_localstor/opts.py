@@ -13,6 +13,9 @@ from cinder.volume import driver  # noqa: E402
 from cinder.volume.drivers import lvm  # noqa: E402
 from oslo_config import cfg  # noqa: E402
 
+# The volume_backend_name of a backend that has none
+BACKEND_NAME = 'localstor'
+
 LOCALSTOR_OPTS = [
     cfg.StrOpt('localstor_metadata_group',
                help='Volume group for the region maps of moving volumes, '

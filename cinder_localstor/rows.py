@@ -861,6 +861,39 @@ def attached(ctxt: context.RequestContext, volume_ids: Collection[str]
     return found
 
 
+def users_on(ctxt: context.RequestContext, host: str
+             ) -> dict[str, set[str]]:
+    """Who has the volumes of a backend: by the volume's id instances' ids,
+    and names of hosts where no instance is known.
+
+    :param host: ``host@backend``
+    """
+    found: dict[str, set[str]] = {}
+    row = models.VolumeAttachment
+    with db.main_context_manager.reader.using(ctxt.elevated()) as session:
+        for volume_id, instance, node in session.query(
+                row.volume_id, row.instance_uuid, row.attached_host).join(
+                models.Volume, models.Volume.id == row.volume_id).filter(
+                row.deleted == sa.false(), _lives_on(host)):
+            found.setdefault(volume_id, set()).add(
+                instance or node or 'a host that has not said its name')
+    return found
+
+
+def with_snapshots(ctxt: context.RequestContext, host: str) -> set[str]:
+    """Ids of the volumes on a backend that have snapshots, wherever these
+    lie.
+
+    :param host: ``host@backend``
+    """
+    row = models.Snapshot
+    with db.main_context_manager.reader.using(ctxt) as session:
+        return {volume_id for volume_id, in session.query(
+            row.volume_id).join(
+            models.Volume, models.Volume.id == row.volume_id).filter(
+            row.deleted == sa.false(), _lives_on(host)).distinct()}
+
+
 @_retried
 def note_connecting(ctxt: context.RequestContext, volume_id: str,
                     attachment_ids: Iterable[str]) -> None:

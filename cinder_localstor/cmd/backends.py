@@ -11,6 +11,7 @@ from cinder_localstor import opts
 # Registers the options that belong to no backend.
 from cinder.common import config  # noqa: F401
 import cinder.privsep
+from cinder import rpc
 from cinder.volume import configuration as cinder_configuration
 from cinder.volume import driver
 from oslo_config import cfg
@@ -40,6 +41,11 @@ class Configured:
     host: str
     configuration: Any
 
+    @property
+    def name(self) -> str:
+        """What types of volumes know it by, and its like on other nodes."""
+        return self.configuration.volume_backend_name or opts.BACKEND_NAME
+
 
 def load(config_files: list[str]) -> None:
     """Read cinder's configuration.
@@ -56,6 +62,15 @@ def load(config_files: list[str]) -> None:
         # Whoever is root needs no daemon to become it.
         privileged.CONTEXT.set_client_mode(False)
         cinder.privsep.sys_admin_pctxt.set_client_mode(False)
+
+
+def join_bus() -> None:
+    """Let Cinder's services be asked for something.
+
+    To be called when the configuration is read.
+    """
+    if not rpc.initialized():
+        rpc.init(CONF)
 
 
 def configured() -> list[Configured]:

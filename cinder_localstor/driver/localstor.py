@@ -45,8 +45,6 @@ LOG = logging.getLogger(__name__)
 opts.register()
 
 LOCAL = 'local'
-# Of a backend, and its volume group: what other backends know ours by
-LOCATION = 'LocalStorDriver:%s:%s'
 
 
 class Connection(enum.Enum):
@@ -93,7 +91,8 @@ class LocalStorDriver(driver.VolumeDriver):
         super().__init__(*args, **kwargs)
         self.configuration.append_config_values(opts.driver_options())
         self._backend_name = (
-            self.configuration.safe_get('volume_backend_name') or 'localstor')
+            self.configuration.safe_get('volume_backend_name')
+            or opts.BACKEND_NAME)
         # Tests put a simulated node under the driver, and other workers.
         self._make_node = kwargs.get('make_node', real.node)
         self._workers = kwargs.get('workers')
@@ -242,7 +241,8 @@ class LocalStorDriver(driver.VolumeDriver):
         backend = volume_utils.extract_host(host['host'])
         location = str(host['capabilities'].get('location_info'))
         if (backend == self.host
-                or not location.startswith(LOCATION % (backend, ''))):
+                or not location.startswith(
+                    directory.LOCATION % (backend, ''))):
             self._wait_for_end(ctxt, volume)
             return False, None
         volume = objects.Volume.get_by_id(ctxt, volume.id)
@@ -327,7 +327,7 @@ class LocalStorDriver(driver.VolumeDriver):
                     self.configuration.localstor_online_extend,
                 'filter_function': self.get_filter_function(),
                 'goodness_function': self.get_goodness_function(),
-                'location_info': LOCATION % (
+                'location_info': directory.LOCATION % (
                     self.host, self.configuration.volume_group),
                 'backend_state': 'up',
             })],

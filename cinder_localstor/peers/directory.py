@@ -28,6 +28,8 @@ from cinder_localstor import exception
 LOG = logging.getLogger(__name__)
 
 Names = frozenset[str]
+# Of a backend, and its volume group: what the capabilities of ours say
+LOCATION = 'LocalStorDriver:%s:%s'
 # Seconds that what a peer said of itself is believed
 IDENTITY_LIFETIME = 300
 # Seconds that a peer is not asked again that did not answer

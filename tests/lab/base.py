@@ -127,11 +127,14 @@ class LabTestCase(testtools.TestCase):
                        check=False).stdout
         return out.split()
 
-    def localstor(self, node, *arguments):
-        """What ``cinder-localstor`` says on a node, with its exit status."""
+    def localstor(self, node, *arguments, under=()):
+        """What ``cinder-localstor`` says on a node, with its exit status.
+
+        :param under: command that runs it
+        """
         return node.run(
-            [os.path.join(os.path.dirname(sys.executable),
-                          'cinder-localstor'),
+            [*under, os.path.join(os.path.dirname(sys.executable),
+                                  'cinder-localstor'),
              '--config-file', '/etc/cinder/cinder.conf', *arguments],
             check=False, timeout=PATIENCE, environment={
                 'COLUMNS': '200',
@@ -220,6 +223,15 @@ class LabTestCase(testtools.TestCase):
         finally:
             node.run([*target, '--logout'])
             node.run([*target, '-o', 'delete'])
+
+    # What an administrator does
+
+    def disable(self, host):
+        """Let a ``host@backend`` get nothing new until the test ends."""
+        self.user.disable_service(host)
+        # Cinder 29.0.0 says that it enables one, and does not.
+        self.addCleanup(leftovers.select, self.cloud, 'UPDATE services '
+                        "SET disabled = 0 WHERE host = '%s'" % host)
 
     # Disasters
 

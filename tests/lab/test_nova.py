@@ -11,7 +11,6 @@ import threading
 
 from lab import cloud as clouds
 from lab import instances
-from lab import leftovers
 from lab import nova
 from lab import nova_setup
 from lab import sizes
@@ -315,11 +314,7 @@ class RefusalTest(BootedTestCase):
 
     def test_service_of_the_node_is_disabled(self):
         volume = self.create(node=self.there)
-        host = self.here.name + '@local'
-        self.user.disable_service(host)
-        # Cinder 29.0.0 says that it enables one, and does not.
-        self.addCleanup(leftovers.select, self.cloud, 'UPDATE services '
-                        "SET disabled = 0 WHERE host = '%s'" % host)
+        self.disable(self.here.name + '@local')
         self.assert_refused(volume, volume, 'disabled (out of service)')
         self.assertEqual(self.there.name, self.user.host(volume))
 

@@ -30,6 +30,7 @@ from cinder_localstor.driver import localstor
 from cinder_localstor import exception
 from cinder_localstor.moves import table
 from cinder_localstor.node import simulated
+from cinder_localstor.peers import directory
 from cinder_localstor import rows
 from tests.unit import base
 from tests.unit import model
@@ -487,7 +488,7 @@ class Site(base.Cloud):
         try:
             self._ask(volume, lambda driver: driver.migrate_volume(
                 self.ctxt, volume, {'host': host + '#local', 'capabilities': {
-                    'location_info': localstor.LOCATION % (host, 'vg')}}))
+                    'location_info': directory.LOCATION % (host, 'vg')}}))
         except NoAnswer:
             return False  # until the service starts again
         except REFUSALS as error:

@@ -32,6 +32,7 @@ from cinder_localstor.moves import mover
 from cinder_localstor.moves import properties
 from cinder_localstor.moves import table
 from cinder_localstor.node import simulated
+from cinder_localstor.peers import directory
 from cinder_localstor import rows
 from tests.unit import base
 from tests.unit import services
@@ -1453,7 +1454,7 @@ class SendTest(ManagerTestCase):
             self.assertEqual(
                 (False, None), self.cloud.driver(volume).migrate_volume(
                     self.ctxt, volume, {'host': A + '#local', 'capabilities': {
-                        'location_info': localstor.LOCATION % (A, 'vg')}}))
+                        'location_info': directory.LOCATION % (A, 'vg')}}))
         self.assertIsNone(self.state())
 
     def test_what_cinder_copies_is_left_to_it(self):
