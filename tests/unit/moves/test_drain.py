@@ -99,6 +99,21 @@ class DrainTest(DrainTestCase):
         self.assertEqual((), self.empty().staying)
         self.assert_at(B, coming, self.volume)
 
+    def test_volume_that_cinder_is_about_to_migrate_is_waited_for(self):
+        for status in ({'migration_status': 'starting'},
+                       {'migration_status': 'migrating'},
+                       {'status': 'maintenance'}, {'status': 'retyping'}):
+            with self.subTest(status):
+                volume = self.cloud.refresh(self.volume)
+                volume.update({'status': 'available',
+                               'migration_status': None, **status})
+                volume.save()
+                found = self.advance()
+                self.assertEqual(
+                    ([self.volume.id], (), ()),
+                    ([one.volume_id for one in found.going], found.ready,
+                     found.staying))
+
     def test_what_keeps_a_move_from_going_on_is_told(self):
         self.advance()
         with mock.patch.object(
