@@ -140,15 +140,14 @@ class Drain:
         going = {move.volume_id: Going(
             move.volume_id, move.transfer.size, move.problem)
             for move in present.moves if self._ends(move, present)}
+        shadows = {move.move_id for move in present.moves}
         users = rows.users_on(ctxt, self.host)
         with_snapshots = rows.with_snapshots(ctxt, self.host)
         ready, staying = [], []
         for volume in objects.VolumeList.get_all_by_host(ctxt, self.host):
-            if (volume.id in going or (volume.migration_status or ''
-                                       ).startswith(rows.TARGET)):
+            if volume.id in going or volume.id in shadows:
                 continue
-            if (volume.migration_status in LEAVING
-                    or volume.status in rows.LOCKED):
+            if _is_under_way(volume):
                 going[volume.id] = Going(volume.id, volume.size * units.Gi)
                 continue
             self._note_failure(volume)
@@ -252,3 +251,12 @@ class Drain:
             tried[pool] = str(error)
         else:
             self._sent[pool] = self._sent.get(pool, 0) + volume.size
+
+
+def _is_under_way(volume: objects.Volume) -> bool:
+    """Whether Cinder migrates a volume, or makes it to take another's place.
+    """
+    status = volume.migration_status or ''
+    return (status in LEAVING or volume.status in rows.LOCKED
+            or status.startswith(rows.TARGET)
+            and not volume.status.startswith('error'))

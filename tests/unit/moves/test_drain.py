@@ -100,7 +100,8 @@ class DrainTest(DrainTestCase):
         self.assert_at(B, coming, self.volume)
 
     def test_volume_that_cinder_is_about_to_migrate_is_waited_for(self):
-        for status in ({'migration_status': 'starting'},
+        for status in ({'migration_status': 'target:' + base.INSTANCE},
+                       {'migration_status': 'starting'},
                        {'migration_status': 'migrating'},
                        {'status': 'maintenance'}, {'status': 'retyping'}):
             with self.subTest(status):
@@ -154,6 +155,14 @@ class DrainTest(DrainTestCase):
     def test_volume_that_is_in_error_stays(self):
         self.cloud.set_status(self.volume, 'error')
         self.assertIn('error', self.reasons(self.empty())[self.volume.id])
+
+    def test_what_a_failed_migration_left_stays(self):
+        volume = self.cloud.refresh(self.volume)
+        volume.update({'status': 'error_deleting',
+                       'migration_status': 'target:' + base.INSTANCE})
+        volume.save()
+        self.assertIn('error_deleting',
+                      self.reasons(self.empty())[self.volume.id])
 
     def test_no_other_node_is_enabled(self):
         self.disable(B)
