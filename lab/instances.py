@@ -422,11 +422,22 @@ def declare_down(cloud: clouds.Cloud, node: nodes.Node, down: bool = True
     """Tell Nova that a node is lost, as an operator who has fenced it does;
     or that it is back.
     """
+    _update_service(cloud, node, {'forced_down': down})
+
+
+def enable(cloud: clouds.Cloud, node: nodes.Node, enabled: bool = True
+           ) -> None:
+    """Let a node have new instances, or none any more."""
+    _update_service(cloud, node, {
+        'status': 'enabled' if enabled else 'disabled'})
+
+
+def _update_service(cloud: clouds.Cloud, node: nodes.Node,
+                    changes: dict[str, Any]) -> None:
     service, = cloud.compute_api.get(
         '/os-services', params={'host': node.name,
                                 'binary': 'nova-compute'}).json()['services']
-    cloud.compute_api.put('/os-services/' + service['id'],
-                          json={'forced_down': down})
+    cloud.compute_api.put('/os-services/' + service['id'], json=changes)
 
 
 def image(cloud: clouds.Cloud) -> str:

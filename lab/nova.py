@@ -33,6 +33,8 @@ KEPT = (STATE, '/etc/libvirt/qemu', '/var/lib/libvirt/qemu',
 ACCOUNTS = (services.Account('libvirt-qemu', 64055),)
 
 NOVA, PLACEMENT = 'nova', 'placement'
+# What knows of local volumes when a node is chosen
+_CHOICE = 'cinder_localstor.nova.scheduler.'
 
 
 def _url(port: int, path: str, place: layout.Layout) -> str:
@@ -118,6 +120,16 @@ def _nova_control(place: services.Place) -> configuration.Sections:
         'wsgi': {'api_paste_config': _paste(place)},
         'conductor': {'workers': 1},
         'scheduler': {'workers': 1, 'discover_hosts_in_cells_interval': 2},
+        'filter_scheduler': {
+            'available_filters': ['nova.scheduler.filters.all_filters',
+                                  _CHOICE + 'LocalVolumeFilter'],
+            # Nova's own, and ours
+            'enabled_filters': 'ComputeFilter,ComputeCapabilitiesFilter,'
+                               'ImagePropertiesFilter,'
+                               'ServerGroupAntiAffinityFilter,'
+                               'ServerGroupAffinityFilter,LocalVolumeFilter',
+            'weight_classes': 'nova.scheduler.weights.all_weighers,'
+                              + _CHOICE + 'LocalVolumeWeigher'},
         # Whoever asks for this many is no user of a lab.
         'quota': {'instances': -1, 'cores': -1, 'ram': -1},
         'oslo_concurrency': {'lock_path': state / 'locks'},
@@ -198,6 +210,7 @@ def _worker(name: str, *after: str) -> services.Service:
         command=lambda place: [
             control_plane.python(place), str(place.binaries / name),
             '--config-file', str(control_plane.etc(place) / 'nova.conf')],
+        environment=control_plane.lab_on_path,
         files=_nova_files,
         prepare=_nova_prepare,
         after=('database', 'rabbitmq', *after),

@@ -24,7 +24,17 @@ LOCAL_VOLUME_OPTS = [
                     'them. One that is asked for later has to be there.'),
 ]
 
+SCHEDULER_OPTS = [
+    cfg.FloatOpt('volume_weight_multiplier',
+                 default=10.0,
+                 help='How much nova-scheduler prefers the node that an '
+                      "instance's local volumes are on, beside 1.0 for each "
+                      "of Nova's own reasons; 0 for not at all. The metadata "
+                      'volume_weight_multiplier of an aggregate goes before '
+                      'it. Needs LocalVolumeWeigher.'),
+]
+
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """For ``oslo-config-generator --namespace cinder_localstor.nova``."""
-    return [(GROUP, LOCAL_VOLUME_OPTS)]
+    return [(GROUP, LOCAL_VOLUME_OPTS + SCHEDULER_OPTS)]

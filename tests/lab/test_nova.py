@@ -10,7 +10,9 @@ import os
 import threading
 
 from lab import cloud as clouds
+from lab import configuration
 from lab import instances
+from lab import leftovers
 from lab import nova
 from lab import nova_setup
 from lab import sizes
@@ -87,6 +89,45 @@ class InstanceTest(InstanceTestCase):
         instance.wait_for_report('gone', data)
         instance.assert_alive()
         self.delete_instance(instance)
+
+
+class SchedulerTest(InstanceTestCase):
+    """Nova chooses the node, and knows of local volumes."""
+
+    def create_root(self, node):
+        volume = self.user.create_volume(1, 'local', node.name,
+                                         instances.image(self.cloud))
+        self.volumes.append(volume)
+        return volume
+
+    def test_instance_boots_where_its_volume_is(self):
+        for node in self.nodes:
+            instance = instances.boot(self.cloud, self.create_root(node))
+            self.instances.append(instance)
+            self.assertEqual(node.name, instance.node.name)
+            # Nothing had to come.
+            self.assertEqual({}, leftovers.moves(self.cloud))
+            instance.assert_alive()
+
+    def test_instance_goes_to_no_node_without_room(self):
+        here, there = self.nodes
+        root = self.create_root(here)
+        instances.enable(self.cloud, here, False)
+        self.addCleanup(instances.enable, self.cloud, here)
+        self.fill(there, 'cinder-local', 1000)
+        self.wait_for('Cinder tells of it', lambda: 1 > next(
+            pool['capabilities']['free_capacity_gb'] for pool
+            in self.cloud.volume_api.get('/scheduler-stats/get_pools'
+                                         '?detail=True').json()['pools']
+            if pool['name'] == configuration.pool(there.name, 'local')))
+        instance = instances.request(self.cloud, 'nowhere', root)
+        self.instances.append(instance)
+        self.wait_for('Nova has given up',
+                      lambda: instance.status == 'ERROR')
+        self.assertIn(there.name + '@local has 0.9', self.cloud.service(
+            'nova-scheduler').log.read_text(errors='replace'))
+        self.assertEqual((here.name, 'available'), (
+            self.user.host(root), self.user.status(root)))
 
 
 class BootedTestCase(InstanceTestCase):
