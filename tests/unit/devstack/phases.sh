@@ -47,6 +47,7 @@ load_plugin_settings
     CINDER_CONF=$CINDER_CONF_DIR/cinder.conf
     CINDER_API_PASTE_INI=$CINDER_CONF_DIR/api-paste.ini
     TEMPEST_CONFIG=$DEST/tempest.conf
+    NOVA_CONF=$ETC/nova/nova.conf
 }
 
 # What serves the API is no matter of the plugin's, and writes for Apache.
@@ -61,6 +62,8 @@ case $1 in
     stack)
         run_plugins stack pre-install
         configure_cinder
+        # create_nova_conf makes it anew each time.
+        install -D /dev/null "$NOVA_CONF"
         run_plugins stack install
         init_cinder
         run_plugins stack post-config

@@ -22,9 +22,10 @@ from cinder_localstor.node import privileged
 from cinder_localstor import opts
 from tests.unit.devstack import machine
 
+SCHEDULER = machine.REPOSITORY / 'cinder_localstor' / 'nova' / 'scheduler.py'
 LIBRARY = machine.REPOSITORY / 'devstack' / 'lib' / 'localstor'
 GROUP = 'stack-volumes-local'
-CONTROLLER = 'ENABLED_SERVICES=key,n-cpu,c-api,c-sch,tempest\n'
+CONTROLLER = 'ENABLED_SERVICES=key,n-cpu,n-sch,c-api,c-sch,tempest\n'
 COMPUTE = 'ENABLED_SERVICES=n-cpu\n'
 NVMET = 'sys/kernel/config/nvmet'
 
@@ -109,8 +110,7 @@ class StackTest(PluginTestCase):
         self.assertEqual('local', section['volume_backend_name'])
         self.assertEqual(GROUP, section['volume_group'])
         self.assertEqual('192.0.2.11', section['target_ip_address'])
-        # It would clone volumes.
-        self.assertEqual('False', section['image_volume_cache_enabled'])
+        self.assertEqual('True', section['image_volume_cache_enabled'])
         # A peer that is away is missed within a minute.
         self.assertEqual('60', conf['DEFAULT']['service_down_time'])
         section = conf['keystone_authtoken']
@@ -138,13 +138,13 @@ class StackTest(PluginTestCase):
             self.assertIn(call, calls)
 
     def assert_tempest_knows(self):
-        conf = self.read('opt/tempest.conf')
-        for section, feature in (
-                ('volume-feature-enabled', 'snapshot'),
-                ('volume-feature-enabled', 'clone'),
-                ('volume-feature-enabled', 'extend_attached_volume'),
-                ('compute-feature-enabled', 'attach_encrypted_volume')):
-            self.assertEqual('False', conf[section][feature], feature)
+        found = self.read('opt/tempest.conf')
+        self.assertEqual(
+            {'manage_volume': 'True', 'manage_snapshot': 'True',
+             'volume_revert': 'True', 'extend_attached_volume': 'False'},
+            dict(found['volume-feature-enabled']))
+        # What DevStack and Tempest say by themselves is true.
+        self.assertNotIn('compute-feature-enabled', found)
 
     def test_a_rust_that_is_too_old(self):
         done = self.machine.call('stack', CARGO_VERSION='1.63.0')
@@ -224,6 +224,20 @@ class NovaTest(PluginTestCase):
 
         self.run_script('unstack')
         self.assertFalse(self.unit().parent.exists())
+
+    def test_nova_scheduler_knows_of_local_volumes(self):
+        self.run_script('stack')
+        conf = self.machine.path('etc/nova/nova.conf').read_text()
+        for option in ('available_filters', 'enabled_filters',
+                       'weight_classes'):
+            *_before, last = re.findall('^%s *= *(.+)$' % option, conf,
+                                        re.MULTILINE)
+            module, _dot, name = last.rpartition(',')[2].rpartition('.')
+            self.assertIn(module, ('', 'cinder_localstor.nova.scheduler'))
+            self.assertIn('class %s(' % name, SCHEDULER.read_text())
+        self.assertIn('available_filters = nova.scheduler.filters.all_filters',
+                      conf)
+        self.assertRegex(conf, 'enabled_filters *= *ComputeFilter,')
 
     def test_what_is_chosen_no_more_is_taken_back(self):
         self.unit().parent.mkdir()
@@ -311,7 +325,7 @@ class CleanTestCase(PluginTestCase):
         """Only what DevStack's own functions leave is left."""
         self.assertEqual(self.before, {
             name: text for name, text in self.files().items()
-            if not name.startswith('etc/sudoers.d/')})
+            if not name.startswith(('etc/sudoers.d/', 'etc/nova/'))})
 
 
 class OwnGroupTest(CleanTestCase):
