@@ -496,6 +496,10 @@ class NoSuchBackend(LocalStorException):
                 "but %(known)s. See enabled_backends of cinder.conf.")
 
 
+class NotLost(LocalStorException):
+    message = _("%(host)s is not given up: %(reason)s.")
+
+
 class NotWanted(LocalStorException):
     message = _("Nobody waits for volume %(volume_id)s at %(peer)s any more, "
                 "so it stays on %(host)s. Attach it again.")

@@ -310,6 +310,36 @@ def forget_place(ctxt: context.RequestContext, snapshot_id: str) -> None:
                                            'provider_id': None})
 
 
+def give_up_snapshot(ctxt: context.RequestContext, snapshot_id: str) -> None:
+    """Note that nothing is left of a snapshot, which can only be deleted."""
+    db.snapshot_update(ctxt, snapshot_id, {
+        'status': 'error', 'provider_location': None, 'provider_id': None})
+
+
+@_retried
+def give_up_volume(ctxt: context.RequestContext, volume_id: str, host: str,
+                   heir: objects.Service) -> bool:
+    """Let a volume of a lost backend be one of another, as an error: there
+    its users can delete it.
+
+    :param host: ``host@backend`` that is lost
+    :returns: whether it was there still
+    """
+    with db.main_context_manager.writer.using(ctxt.elevated()) as session:
+        row = session.get(models.Volume, volume_id, with_for_update=True)
+        if row.deleted or volume_utils.extract_host(row.host) != host:
+            return False
+        row.host = volume_utils.append_host(
+            heir.host, volume_utils.extract_host(row.host, 'pool'))
+        row.cluster_name = heir.cluster_name
+        row.service_uuid = heir.uuid
+        row.availability_zone = heir.availability_zone
+        row.provider_location = row.provider_auth = None
+        row.migration_status = None
+        row.status = 'error'
+        return True
+
+
 def snapshots_of(ctxt: context.RequestContext, volume_id: str) -> list[str]:
     """Ids of the snapshots of a volume that lie on any backend."""
     row = models.Snapshot

@@ -17,6 +17,7 @@ from cinder.volume import driver
 from oslo_config import cfg
 from oslo_db import options as db_options
 
+from cinder_localstor import exception
 from cinder_localstor.node import privileged
 
 CONF = cfg.CONF
@@ -85,3 +86,25 @@ def configured() -> list[Configured]:
             host = CONF[name].backend_host or CONF.host
             found.append(Configured('%s@%s' % (host, name), configuration))
     return found
+
+
+def named(name: str) -> Configured:
+    """The backend of ours that enabled_backends calls so.
+
+    :raises NoSuchBackend: the node has none
+    """
+    return chosen([name])[0]
+
+
+def chosen(names: list[str]) -> list[Configured]:
+    """The backends of ours with these names; all for none.
+
+    :raises NoSuchBackend: the node has none of a name
+    """
+    known = {backend.host.rpartition('@')[2]: backend
+             for backend in configured()}
+    for name in names:
+        if name not in known:
+            raise exception.NoSuchBackend(
+                name=name, known=', '.join(sorted(known)) or 'none')
+    return [known[name] for name in names or known]

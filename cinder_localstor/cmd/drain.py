@@ -60,7 +60,7 @@ class Drain(command.Command):
         with _database_errors_told():
             drains = [drain.Drain(chosen.host, chosen.name,
                                   parsed_args.at_once)
-                      for chosen in _chosen(parsed_args.backends)]
+                      for chosen in backends.chosen(parsed_args.backends)]
             if parsed_args.dry_run:
                 looks = [self._show_plan(one) for one in drains]
             else:
@@ -117,20 +117,6 @@ def _summary(found: drain.Look) -> str:
         len(found.staying))
     problems = sorted({one.problem for one in found.going if one.problem})
     return text + ''.join('\n! ' + problem for problem in problems)
-
-
-def _chosen(names: list[str]) -> list[backends.Configured]:
-    """The backends of this node with these names; all for none.
-
-    :raises NoSuchBackend: the node has none of a name
-    """
-    known = {backend.host.rpartition('@')[2]: backend
-             for backend in backends.configured()}
-    for name in names:
-        if name not in known:
-            raise exception.NoSuchBackend(
-                name=name, known=', '.join(sorted(known)) or 'none')
-    return [known[name] for name in names or known]
 
 
 @contextlib.contextmanager

@@ -31,6 +31,8 @@ def abandon(ctxt: context.RequestContext, move_id: str,
         raise exception.NoSuchMove(move_id=move_id)
     state = table.State(move.state)
     lost = _lost_side(ctxt, move)
+    if table.LOST[lost].value in move.done:
+        return move
     if table.ABANDONABLE.get(state) is not lost:
         raise exception.NotAbandoned(
             move_id=move_id, state=move.state, host=_host(move, lost),

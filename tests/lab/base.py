@@ -308,6 +308,10 @@ class LabTestCase(testtools.TestCase):
             time.sleep(0.5)
         self.fail('Waited in vain until ' + description)
 
+    def wait_for_snapshot(self, snapshot, status):
+        self.wait_for('snapshot %s is %s' % (snapshot, status), lambda: (
+            self.user.snapshots().get(snapshot) == status))
+
     def wait_for_handle(self, attachment):
         """Wait until the device is there again after a power cut."""
         self.wait_for('%s comes back' % attachment.device,

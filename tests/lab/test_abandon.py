@@ -35,7 +35,9 @@ class AbandonTest(base.LabTestCase):
         self.assertNotEqual([], left)
         for name in left:
             self.assertIn(name, status)
-            node.run(['lvremove', '--yes', 'cinder-local/' + name])
+        # Thick snapshots go with what they lie on.
+        node.run(['lvremove', '--yes', *('cinder-local/' + name
+                                         for name in left)])
 
     def test_source_is_lost_when_all_has_arrived(self):
         moved = self.attach(self.volume, self.destination)
@@ -73,3 +75,31 @@ class AbandonTest(base.LabTestCase):
         self.assertEqual(content, self.checksum(first))
         self.write(first)
         self.assert_left_alone(self.destination)
+
+    def test_snapshots_and_volumes_go_with_a_lost_node(self):
+        moved = self.attach(self.volume, self.source)
+        snapshot = self.user.request_snapshot(self.volume)
+        self.wait_for_snapshot(snapshot, 'available')
+        self.detach(moved)
+        self.detach(self.attach_and_wait())
+        lost = self.create(node=self.source)
+        self.cut_power(self.source)
+        host = self.source.name + '@local'
+        self.wait_for('the source counts as down', lambda: self.localstor(
+            self.destination, 'lost', host).returncode == 0)
+        given_up = self.localstor(self.destination, 'lost', host,
+                                  '--give-up-volumes')
+        self.assertEqual((0, ''), (given_up.returncode, given_up.stderr))
+        self.assertIn(lost, given_up.stdout)
+        self.wait_for_snapshot(snapshot, 'error')
+        self.user.request_snapshot_deletion(snapshot)
+        self.wait_for_snapshot(snapshot, None)
+        for volume in (lost, self.volume):
+            self.delete(volume)
+        self.assert_left_alone(self.source)
+
+    def attach_and_wait(self):
+        """An attachment at the destination, where all has arrived."""
+        attachment = self.attach(self.volume, self.destination)
+        self.wait_until_arrived(attachment)
+        return attachment

@@ -55,10 +55,6 @@ class SnapshotTestCase(base.LabTestCase):
         self.wait_for_snapshot(snapshot, 'available')
         return snapshot
 
-    def wait_for_snapshot(self, snapshot, status):
-        self.wait_for('snapshot %s is %s' % (snapshot, status), lambda: (
-            self.user.snapshots().get(snapshot) == status))
-
     def delete_snapshot(self, snapshot):
         self.snapshots.remove(snapshot)
         self.user.request_snapshot_deletion(snapshot)
