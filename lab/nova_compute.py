@@ -7,7 +7,8 @@ else of a first attach.  Here they are forked off while little is loaded.
 
 Nova flushes nothing of the kernels that it fetches, which guests elsewhere
 have on their volumes: a power cut leaves them empty, and Nova starts guests
-with them all the same.  Here they are flushed.
+with them all the same.  Nor does it flush the file that says which node it is
+on, without which it does not start again.  Here they are flushed.
 """
 
 from collections.abc import Callable
@@ -48,6 +49,8 @@ def main() -> None:
         'nova.virt.libvirt.driver.LibvirtDriver')
     for name in FETCHING:
         setattr(driver, name, _flushed(getattr(driver, name)))
+    identity = importutils.import_module('nova.virt.node')
+    identity.write_local_node_uuid = _flushed(identity.write_local_node_uuid)
     compute.main()
 
 
