@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+from lab import leftovers
 from tests.lab import base
 
 
@@ -81,7 +82,11 @@ class AbandonTest(base.LabTestCase):
         snapshot = self.user.request_snapshot(self.volume)
         self.wait_for_snapshot(snapshot, 'available')
         self.detach(moved)
-        self.detach(self.attach_and_wait())
+        moved = self.attach(self.volume, self.destination)
+        self.wait_for('all has arrived but what the snapshot lies on',
+                      lambda: leftovers.moves(self.cloud) == {
+                          self.volume: ['keeping']})
+        self.detach(moved)
         lost = self.create(node=self.source)
         self.cut_power(self.source)
         host = self.source.name + '@local'
@@ -97,9 +102,3 @@ class AbandonTest(base.LabTestCase):
         for volume in (lost, self.volume):
             self.delete(volume)
         self.assert_left_alone(self.source)
-
-    def attach_and_wait(self):
-        """An attachment at the destination, where all has arrived."""
-        attachment = self.attach(self.volume, self.destination)
-        self.wait_until_arrived(attachment)
-        return attachment

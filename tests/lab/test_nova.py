@@ -100,6 +100,14 @@ class SchedulerTest(InstanceTestCase):
         self.volumes.append(volume)
         return volume
 
+    def room(self, node):
+        """GiB that Cinder's scheduler knows to be free on a node."""
+        return next(
+            pool['capabilities']['free_capacity_gb'] for pool
+            in self.cloud.volume_api.get('/scheduler-stats/get_pools'
+                                         '?detail=True').json()['pools']
+            if pool['name'] == configuration.pool(node.name, 'local'))
+
     def test_instance_boots_where_its_volume_is(self):
         for node in self.nodes:
             instance = instances.boot(self.cloud, self.create_root(node))
@@ -114,12 +122,11 @@ class SchedulerTest(InstanceTestCase):
         root = self.create_root(here)
         instances.enable(self.cloud, here, False)
         self.addCleanup(instances.enable, self.cloud, here)
+        # Others would not come there either.
+        self.addCleanup(self.wait_for, 'Cinder tells that there is room again',
+                        lambda: self.room(there) > 1)
         self.fill(there, 'cinder-local', 1000)
-        self.wait_for('Cinder tells of it', lambda: 1 > next(
-            pool['capabilities']['free_capacity_gb'] for pool
-            in self.cloud.volume_api.get('/scheduler-stats/get_pools'
-                                         '?detail=True').json()['pools']
-            if pool['name'] == configuration.pool(there.name, 'local')))
+        self.wait_for('Cinder tells of it', lambda: self.room(there) < 1)
         instance = instances.request(self.cloud, 'nowhere', root)
         self.instances.append(instance)
         self.wait_for('Nova has given up',
