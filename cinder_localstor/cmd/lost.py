@@ -16,10 +16,10 @@ class Lost(command.Command):
     """Let all go on that can without a node that is lost for good.
 
     Run it on any other node that has the driver, once for each backend of the
-    lost one. Moves that need nothing more of it go on. Its snapshots become
-    errors, and can be deleted. The volumes that were there and nowhere else
-    are listed. It can be repeated. The exit status is 1 when moves wait for
-    what only the lost node has.
+    lost one, whose service has to be disabled. Moves that need nothing more
+    of it go on. Its snapshots become errors, and can be deleted. The volumes
+    that were there and nowhere else are listed. It can be repeated. The exit
+    status is 1 when moves wait for what only the lost node has.
 
     Should the node come back after all, nothing of it is activated.
     """

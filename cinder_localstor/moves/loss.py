@@ -44,7 +44,7 @@ def declare(ctxt: context.RequestContext, host: str,
 
     :param host: ``host@backend``
     :param written_is_lost: see :func:`abandon.abandon`
-    :raises NotLost: it is up, or there never was one of this name
+    :raises NotLost: it is up or enabled, or there never was one of this name
     """
     _check(ctxt, host)
     moves, waiting = [], []
@@ -70,7 +70,7 @@ def give_up_volumes(ctxt: context.RequestContext, host: str, heir: str
     :param host: ``host@backend`` that is lost
     :param heir: the other one
     :returns: their ids
-    :raises NotLost: it is up, or there never was one of this name
+    :raises NotLost: it is up or enabled, or there never was one of this name
     """
     _check(ctxt, host)
     service = objects.Service.get_by_args(ctxt, heir,
@@ -82,7 +82,8 @@ def give_up_volumes(ctxt: context.RequestContext, host: str, heir: str
 
 def _check(ctxt: context.RequestContext, host: str) -> None:
     try:
-        objects.Service.get_by_args(ctxt, host, constants.VOLUME_BINARY)
+        service = objects.Service.get_by_args(ctxt, host,
+                                              constants.VOLUME_BINARY)
     except cinder_exception.ServiceNotFound as error:
         raise exception.NotLost(
             host=host, reason='Cinder knows no volume service of this name, '
@@ -90,3 +91,8 @@ def _check(ctxt: context.RequestContext, host: str) -> None:
     if host not in directory.down(ctxt):
         raise exception.NotLost(
             host=host, reason='its cinder-volume is up, or was a minute ago')
+    if not service.disabled:
+        raise exception.NotLost(
+            host=host, reason='its service is enabled, as if it were to come '
+            "back. If it never will, say 'openstack volume service set "
+            "--disable --disable-reason <why> %s cinder-volume' first" % host)

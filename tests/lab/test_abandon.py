@@ -90,6 +90,7 @@ class AbandonTest(base.LabTestCase):
         lost = self.create(node=self.source)
         self.cut_power(self.source)
         host = self.source.name + '@local'
+        self.disable(host)
         self.wait_for('the source counts as down', lambda: self.localstor(
             self.destination, 'lost', host).returncode == 0)
         given_up = self.localstor(self.destination, 'lost', host,

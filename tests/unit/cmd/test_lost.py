@@ -17,6 +17,9 @@ class LostTest(base.TestCase):
         self.patch('cinder_localstor.moves.scheduler.SOON', 0)
         self.cloud = services.Services(self)
         self.volume = self.cloud.create()
+        service = self.cloud.services[A]
+        service.disabled = True
+        service.save()
         self.patch('cinder_localstor.cmd.backends.load')
         self.patch('cinder_localstor.cmd.backends.configured',
                    return_value=[backends.Configured(B, None)])

@@ -26,6 +26,12 @@ class LossTest(base.TestCase):
     def lose(self, host=A):
         self.cloud.nodes[host].cut_power()
         self.cloud.down.add(host)
+        self.disable(host)
+
+    def disable(self, host, disabled=True):
+        service = self.cloud.services[host]
+        service.disabled = disabled
+        service.save()
 
     def declare(self, **kwargs):
         return loss.declare(self.ctxt, A, **kwargs)
@@ -133,6 +139,14 @@ class LossTest(base.TestCase):
             self.assertIn('is up', str(
                 self.assertRaises(exception.NotLost, ask)))
         self.assertEqual('available', self.cloud.refresh(self.volume).status)
+
+    def test_node_that_may_come_back(self):
+        self.lose()
+        self.disable(A, False)
+        for ask in (self.declare, self.give_up):
+            self.assertIn('--disable-reason', str(
+                self.assertRaises(exception.NotLost, ask)))
+        self.assertEqual(A, self.cloud.host_of(self.volume))
 
     def test_name_that_nobody_has(self):
         error = self.assertRaises(exception.NotLost, loss.declare, self.ctxt,
