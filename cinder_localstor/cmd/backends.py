@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backends of this node, as cinder-volume reads its configuration."""
 
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -15,6 +17,7 @@ from cinder import rpc
 from cinder.volume import configuration as cinder_configuration
 from cinder.volume import driver
 from oslo_config import cfg
+from oslo_db import exception as db_exception
 from oslo_db import options as db_options
 
 from cinder_localstor import exception
@@ -74,6 +77,16 @@ def join_bus() -> None:
         rpc.init(CONF)
 
 
+@contextlib.contextmanager
+def database_errors_told() -> Iterator[None]:
+    """:raises DatabaseUnreadable: nobody knows what should be here"""
+    try:
+        yield
+    except db_exception.DBError as error:
+        raise exception.DatabaseUnreadable(
+            reason=str(error).partition('\n')[0]) from error
+
+
 def configured() -> list[Configured]:
     """The enabled backends that are ours."""
     found = []
@@ -86,14 +99,6 @@ def configured() -> list[Configured]:
             host = CONF[name].backend_host or CONF.host
             found.append(Configured('%s@%s' % (host, name), configuration))
     return found
-
-
-def named(name: str) -> Configured:
-    """The backend of ours that enabled_backends calls so.
-
-    :raises NoSuchBackend: the node has none
-    """
-    return chosen([name])[0]
 
 
 def chosen(names: list[str]) -> list[Configured]:

@@ -2,13 +2,10 @@
 """`cinder-localstor drain`: empty the backends of a node."""
 
 import argparse
-from collections.abc import Iterator
-import contextlib
 import time
 
 from cinder import context
 from cliff import command
-from oslo_db import exception as db_exception
 from rich import box
 from rich import console
 from rich import progress
@@ -16,7 +13,6 @@ from rich import table as rich_table
 
 from cinder_localstor.cmd import backends
 from cinder_localstor.cmd import view
-from cinder_localstor import exception
 from cinder_localstor.moves import drain
 
 # Seconds between two looks
@@ -28,10 +24,10 @@ class Drain(command.Command):
     """Let the volumes of this node go to others, so that it can be replaced.
 
     Volumes that nobody uses are migrated by Cinder, each to the node that has
-    most room of those that take its type. Users may use them meanwhile. Those
-    of servers go with these, when they are migrated. What stays is shown, and
-    why. It ends when all that can go is gone; broken off, it can be begun
-    again.
+    most room of those with a backend of the same name. Users may use them
+    meanwhile. Those of servers go with these, when they are migrated. What
+    stays is shown, and why. It ends when all that can go is gone; broken off,
+    it can be begun again.
 
     Run it as root on the node itself, whose services of Cinder's volumes have
     to be up, and disabled so that no new ones come. The exit status is 0 when
@@ -57,7 +53,7 @@ class Drain(command.Command):
         backends.load(self.app.options.config_file)
         backends.join_bus()
         self._console = console.Console(file=self.app.stdout, highlight=False)
-        with _database_errors_told():
+        with backends.database_errors_told():
             drains = [drain.Drain(chosen.host, chosen.name,
                                   parsed_args.at_once)
                       for chosen in backends.chosen(parsed_args.backends)]
@@ -117,16 +113,6 @@ def _summary(found: drain.Look) -> str:
         len(found.staying))
     problems = sorted({one.problem for one in found.going if one.problem})
     return text + ''.join('\n! ' + problem for problem in problems)
-
-
-@contextlib.contextmanager
-def _database_errors_told() -> Iterator[None]:
-    """:raises DatabaseUnreadable: nobody knows what is on the backends"""
-    try:
-        yield
-    except db_exception.DBError as error:
-        raise exception.DatabaseUnreadable(
-            reason=str(error).partition('\n')[0]) from error
 
 
 def _positive(value: str) -> int:

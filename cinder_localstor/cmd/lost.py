@@ -43,7 +43,7 @@ class Lost(command.Command):
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         backends.load(self.app.options.config_file)
         ctxt, host = context.get_admin_context(), parsed_args.host
-        heir = (backends.named(host.rpartition('@')[2]).host
+        heir = (backends.chosen([host.rpartition('@')[2]])[0].host
                 if parsed_args.give_up_volumes else '')
         found = loss.declare(ctxt, host, parsed_args.written_is_lost)
         for move in found.moves:

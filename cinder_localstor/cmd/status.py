@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TextIO
 from cinder import context
 from cliff.formatters import base
 from cliff import lister
-from oslo_db import exception as db_exception
 from rich import console
 from rich import live
 from rich import text
@@ -134,13 +133,10 @@ class Watcher:
         :raises DatabaseUnreadable: nobody knows what should be here
         """
         ctxt = context.get_admin_context()
-        try:
+        with backends.database_errors_told():
             return report.report([
                 (report.look(ctxt, backend.host, backend.node), backend.node,
                  backend.on_destination) for backend in self._backends])
-        except db_exception.DBError as error:
-            raise exception.DatabaseUnreadable(
-                reason=str(error).partition('\n')[0]) from error
 
     def make_sure(self) -> report.Report:
         """What is here now, and what is wrong and stays wrong."""
