@@ -86,6 +86,8 @@ class LossTest(base.TestCase):
                          [one.move_id for one in found.moves])
         # Once more, before it has ended
         self.assertEqual(1, len(self.declare().moves))
+        done = rows.get(self.ctxt, move.move_id).done
+        self.assertEqual(len(set(done)), len(done), done)
         self.cloud.watch()
         self.assertEqual([], rows.for_volume(self.ctxt, self.volume.id))
         self.assertEqual(self.cloud.content[self.volume.id],
