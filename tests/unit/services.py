@@ -137,6 +137,7 @@ class Services(base.Cloud):
               return_value=[])
         patch('oslo_service.loopingcall.FixedIntervalLoopingCall')
         patch('cinder_localstor.moves.scheduler.Scheduler.warm_up')
+        patch('cinder_localstor.moves.scheduler.SOON', 0)
         patch('cinder_localstor.moves.queues.futurist').ThreadPoolExecutor = (
             lambda _workers: base.Inline())
         patch('cinder.volume.volume_utils.brick_get_connector',

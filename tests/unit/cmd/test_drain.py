@@ -17,7 +17,6 @@ class DrainTest(base.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.patch('cinder_localstor.moves.scheduler.SOON', 0)
         self.cloud = services.Services(self)
         self.volume = self.cloud.create()
         self.disable()

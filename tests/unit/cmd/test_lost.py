@@ -14,7 +14,6 @@ class LostTest(base.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.patch('cinder_localstor.moves.scheduler.SOON', 0)
         self.cloud = services.Services(self)
         self.volume = self.cloud.create()
         service = self.cloud.services[A]

@@ -46,7 +46,6 @@ class ManagerTestCase(base.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.patch('cinder_localstor.moves.scheduler.SOON', 0)
         self.cloud = services.Services(self, self.hosts)
         self.volume = self.cloud.create()
 

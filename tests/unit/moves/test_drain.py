@@ -23,7 +23,6 @@ class DrainTestCase(base.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.patch('cinder_localstor.moves.scheduler.SOON', 0)
         self.cloud = services.Services(self, self.hosts)
         self.volume = self.cloud.create()
         self.disable(A)
