@@ -331,6 +331,9 @@ class InstancePlayer(actor.Actor):
                     self._running.delete()
             return False
         self._busy_since.pop(self._running.id, None)
+        if strays := self._strays(status):
+            self._bring(strays)
+            return False
         if status != 'ACTIVE':
             self._journal.note(self.name, 'instance is ' + status)
             self._journal.count('mended by hand')
@@ -338,6 +341,31 @@ class InstancePlayer(actor.Actor):
             if status != 'ERROR':
                 return False
         return self._lives(again=status == 'ERROR')
+
+    def _strays(self, status: str) -> list[str]:
+        """Volumes that Nova has noted as attached on another node, or on
+        none, while their instance does not run: it can't start then.
+        """
+        instance = self._running
+        if status not in ('ACTIVE', 'ERROR', 'SHUTOFF') or instance.runs:
+            return []
+        home = instance.node.name
+        return [volume for volume, attachment in instance.attachments().items()
+                if self._user.attachment_hosts(volume).get(attachment) != home]
+
+    def _bring(self, volumes: list[str]) -> None:
+        """Bring volumes to where Nova has their instance, as its
+        administrator does, who makes sure that it runs nowhere else.
+        """
+        instance = self._running
+        self._journal.note(self.name, 'fetches ' + ', '.join(volumes))
+        self._journal.count('mended by hand')
+        instance.end_elsewhere()
+        if instance.status != 'SHUTOFF':
+            instance.act(*REMEDIES['ERROR'])
+            self._stop()
+        for volume in volumes:
+            instance.attach_anew(volume)
 
     def _is_overdue(self, identity: str, what: str) -> bool:
         """Whether it is time to do something about what does not end.

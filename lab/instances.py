@@ -4,6 +4,7 @@
 from collections.abc import Callable
 import json
 import re
+import tempfile
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ from keystoneauth1 import exceptions
 
 from lab import cloud as clouds
 from lab import configuration
+from lab import control_plane
 from lab import node as nodes
 from lab import nova
 from lab import nova_setup
@@ -207,6 +209,38 @@ class Instance:
         self._api.delete(f'{self._path}/os-volume_attachments/{volume_id}')
         self._wait_while(lambda: volume_id in self.volumes(),
                          f'keeps {volume_id}')
+
+    def end_elsewhere(self) -> None:
+        """End its guest on all nodes but that where Nova has it, and remove
+        what they have of it.
+
+        :raises LabError: one of them does not answer
+        """
+        name, home = self.name, self.node.name
+        for node in self._cloud.nodes:
+            if node.name == home:
+                continue
+            for command in ('destroy', 'undefine'):
+                node.run(['virsh', command, name], check=False)
+            # Nova moves it to no node that has this.
+            node.run(['rm', '-rf', f'{nova.STATE}/instances/{self.id}'])
+
+    def attach_anew(self, volume_id: str) -> None:
+        """Let Nova attach a volume of a stopped instance where that is,
+        whatever it has noted of another node: with its own tool, as an
+        operator does.
+
+        :raises CommandFailed: it is not stopped, say
+        """
+        connector = self.node.run(
+            nova.manage_on_node(self.node.place, 'volume_attachment',
+                                'get_connector', '--json')).stdout
+        with tempfile.NamedTemporaryFile('w', suffix='.json') as file:
+            file.write(connector)
+            file.flush()
+            self._cloud.run(control_plane.manage(
+                self._cloud.place, nova.NOVA, 'volume_attachment', 'refresh',
+                self.id, volume_id, file.name), timeout=PATIENCE)
 
     def volumes(self) -> list[str]:
         """Ids of its volumes."""

@@ -82,10 +82,14 @@ class NodeService:
                                  grace=timeout)
 
     def wait_ready(self) -> None:
-        """Wait until a service that was started is ready."""
+        """Wait until a service that was started is ready.
+
+        :raises StartFailed: it ended, can't work, or takes too long
+        """
         place = self._node.place
         probe = (self._service.ready(place) if self._service.ready
                  else services.Probe())
+        restarts = self._service.restarts
         deadline = time.monotonic() + self._service.start_timeout
         while True:
             state = self.status()
@@ -97,7 +101,11 @@ class NodeService:
                                self._node.listens):
                     return
             except services.NeverReady as error:
-                raise self._failure(str(error)) from None
+                if not restarts:
+                    raise self._failure(str(error)) from None
+                restarts -= 1
+                self.kill()
+                self.start(wait=False)
             if time.monotonic() > deadline:
                 raise self._failure(
                     f'it was not ready after '

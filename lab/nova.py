@@ -5,6 +5,7 @@ Natively Placement, Nova's API, conductor and scheduler; in the nodes libvirtd
 and nova-compute.
 """
 
+import dataclasses
 import functools
 from typing import Mapping
 import uuid
@@ -272,6 +273,12 @@ def _compute_config(place: services.Place) -> str:
     return str(place.directory / 'nova.conf')
 
 
+def manage_on_node(place: services.Place, *arguments: str) -> list[str]:
+    """A command of nova-manage's, as it is run on a node."""
+    return [control_plane.python(place), str(place.binaries / 'nova-manage'),
+            '--config-file', _compute_config(place), *arguments]
+
+
 def _libvirt_files(place: services.Place) -> dict[str, str]:
     identity = uuid.uuid5(uuid.NAMESPACE_DNS,
                           f'{place.name}.{place.layout.identity}')
@@ -307,7 +314,11 @@ NODE_SERVICES = (
         files=lambda place: {_compute_config(place): services.render_ini(
             _nova_compute(place))},
         after=('libvirtd',),
-        ready=_joined,
+        ready=lambda place: dataclasses.replace(
+            _joined(place), fails='Unhandled error: '),
         stop_timeout=20,
-        start_timeout=900),
+        start_timeout=900,
+        # It stops at a reboot that it is to finish and can't, and takes that
+        # back.
+        restarts=1),
 )

@@ -453,6 +453,13 @@ class User:
         """Ids of all attachments of a volume."""
         return list(self.attachment_statuses(volume_id))
 
+    def attachment_hosts(self, volume_id: str) -> dict[str, str | None]:
+        """Where Cinder has each attachment of a volume, by its id; those that
+        are only reserved are nowhere, or missing.
+        """
+        return {row['attachment_id']: row['host_name']
+                for row in self.show(volume_id)['attachments']}
+
     def attachment_statuses(self, volume_id: str) -> dict[str, str]:
         """The status of each attachment of a volume, by its id."""
         return {row['id']: row['status'] for row in self._api.get(

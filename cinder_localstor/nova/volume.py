@@ -59,7 +59,10 @@ class LocalVolumeDriver(volume.LibvirtVolumeDriver):
                     reason='%s is not on this node. Start cinder-volume '
                            "here, look at 'cinder-localstor status', and "
                            'try again; a server in the state ERROR is '
-                           'rebooted hard.' % path)
+                           'rebooted hard. One whose volume is attached on '
+                           "another node is stopped, and 'nova-manage "
+                           "volume_attachment refresh' brings that here." %
+                           path)
             time.sleep(INTERVAL)
 
     def extend_volume(self, connection_info: dict[str, Any], instance: Any,

@@ -55,6 +55,10 @@ class InstanceTestCase(base.LabTestCase):
         self.instances.append(instance)
         return instance, volume
 
+    def stop(self, instance):
+        instance.act('os-stop')
+        instance.wait_for('SHUTOFF')
+
     def delete_instance(self, instance):
         self.instances.remove(instance)
         instance.delete()
@@ -478,6 +482,42 @@ class FailedMigrationTest(BootedTestCase):
         self.instance.act('os-resetState', {'state': 'active'})
         self.assertEqual(self.here.name, self.assert_is_somewhere().name)
 
+    def test_source_loses_its_power(self):
+        data = self.create(node=self.here)
+        self.instance.attach(data)
+        self.migrate()
+        self.wait_until_prepared()
+        self.here.kill()
+        self.addCleanup(self.cloud.wait_for_backends, [self.here])
+        self.here.start()
+        self.wait_for('Nova has come to terms with it',
+                      lambda: not self.instance.show()[
+                          'OS-EXT-STS:task_state'], timeout=2 * base.PATIENCE)
+        self.wait_for('the migration has ended', lambda: ENDED.issuperset(
+            self.instance.migrations()))
+        self.assertEqual([], self.running())
+        # Nova says it is here, and has noted the connections of there.
+        self.assertEqual(self.here.name, self.instance.node.name)
+        self.instance.end_elsewhere()
+        self.bring_back(self.root, data)
+
+    def bring_back(self, *volumes):
+        """What an operator does so that an instance has its volumes again, and
+        lives where Nova has it.
+        """
+        self.instance.act('os-resetState', {'state': 'active'})
+        self.stop(self.instance)
+        for volume in volumes:
+            self.instance.attach_anew(volume)
+        self.instance.act('os-start')
+        self.instance.wait_for('ACTIVE')
+        for volume in volumes:
+            self.instance.wait_for_stamps(volume)
+            self.assert_arrives(volume, self.here)
+        self.instance.assert_alive()
+        self.assertEqual([self.here.name], self.running())
+        self.remove_forgotten_attachments()
+
     def test_nova_compute_dies_on_the_destination(self):
         self.migrate()
         self.wait_until_prepared()
@@ -494,9 +534,10 @@ class FailedMigrationTest(BootedTestCase):
 
     def remove_forgotten_attachments(self):
         """Those in Cinder that Nova knows nothing of any more."""
-        for attachment in ({*self.user.attachments(self.root)}
-                           - {*self.instance.attachments().values()}):
-            self.user.remove_attachment(attachment)
+        known = {*self.instance.attachments().values()}
+        for volume in self.instance.volumes():
+            for attachment in {*self.user.attachments(volume)} - known:
+                self.user.remove_attachment(attachment)
 
     def test_nova_compute_dies_on_the_source_after_the_switch(self):
         name, service = self.instance.name, self.here.service('nova-compute')
@@ -509,21 +550,10 @@ class FailedMigrationTest(BootedTestCase):
         self.wait_for('it has tried to', lambda: not self.instance.show()[
             'OS-EXT-STS:task_state'], timeout=2 * base.PATIENCE)
         self.assertEqual([self.there.name], self.running())
-        # Nova never learns where it is: an operator ends it there, and boots
-        # from its volume anew.
-        for command in ('destroy', 'undefine'):
-            self.there.run(['virsh', command, name])
-        self.there.run(['rm', '-r', '%s/instances/%s' % (
-            nova.STATE, self.instance.id)])
-        self.delete_instance(self.instance)
-        for attachment in self.user.attachments(self.root):
-            self.user.remove_attachment(attachment)
-        self.user.wait_for_status(self.root, 'available')
-        again = instances.boot(self.cloud, self.root, self.there)
-        self.instances.append(again)
-        again.wait_for_stamps(self.root)
-        again.assert_alive()
-        self.assert_arrives(self.root, self.there)
+        # Nova never learns where it is: an operator ends it there, and brings
+        # its volume back.
+        self.instance.end_elsewhere()
+        self.bring_back(self.root)
 
     def test_cinder_volume_dies_on_the_destination(self):
         self.migrate()
@@ -575,10 +605,6 @@ class SharedTest(InstanceTestCase):
     def clean_up(self):
         super().clean_up()
         self.user.delete_type('shared')
-
-    def stop(self, instance):
-        instance.act('os-stop')
-        instance.wait_for('SHUTOFF')
 
     def start(self, instance):
         instance.act('os-start')

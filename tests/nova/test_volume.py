@@ -108,7 +108,7 @@ class DriverTest(test.NoDBTestCase):
             exception.VolumeAttachFailed, self.driver()._connect_volume,
             None, self.CONNECTION, objects.Instance(uuid=uuids.server))
         for part in (uuids.volume, '/dev/mapper/volume-1-handle',
-                     'Start cinder-volume', 'rebooted hard'):
+                     'Start cinder-volume', 'rebooted hard', 'refresh'):
             self.assertIn(part, str(error))
 
 

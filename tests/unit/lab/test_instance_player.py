@@ -76,3 +76,35 @@ class OverdueTest(base.BaseTestCase):
         self.instance.delete.assert_not_called()
         self.instance.act.assert_called_once_with(
             *instance_player.REMEDIES['ERROR'])
+
+    def look_at_stray(self, status, host):
+        """Nova has noted an attachment at a host; its instance is at node1,
+        and does not run.
+        """
+        self.instance.node.name = 'node1'
+        self.instance.runs = False
+        self.instance.status = status
+        self.instance.show.return_value['status'] = status
+        self.user.attachment_hosts.return_value = {'a': host}
+        return self.look(0, 'in-use')
+
+    def test_volume_that_nova_has_elsewhere_is_brought(self):
+        for host in ('node2', None):
+            self.instance.reset_mock()
+            self.assertFalse(self.look_at_stray('ACTIVE', host))
+            self.assertEqual(
+                [mock.call.end_elsewhere(),
+                 mock.call.act(*instance_player.REMEDIES['ERROR']),
+                 mock.call.act('os-stop'), mock.call.wait_for('SHUTOFF'),
+                 mock.call.attach_anew(VOLUME)],
+                [call for call in self.instance.mock_calls
+                 if call[0] not in ('show', 'attachments')])
+
+    def test_volume_of_a_stopped_instance_is_brought_before_it_starts(self):
+        self.assertFalse(self.look_at_stray('SHUTOFF', 'node2'))
+        self.instance.attach_anew.assert_called_once_with(VOLUME)
+        self.instance.act.assert_not_called()
+
+    def test_volume_that_is_where_its_instance_is_stays(self):
+        self.assertTrue(self.look_at_stray('ACTIVE', 'node1'))
+        self.instance.attach_anew.assert_not_called()
