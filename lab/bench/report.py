@@ -66,7 +66,7 @@ def tables(found: results_.Results) -> Iterator[tables_.Table]:
         yield _latencies(found, key)
     yield _side_by_side(
         found, 'Side by side, nothing is copied in the background',
-        [*_keys(scenarios.SIDE_BY_SIDE), 'deep-new'])
+        [*_keys(scenarios.SIDE_BY_SIDE), 'deep-new', *_keys(scenarios.SLOW)])
     yield _side_by_side(
         found, 'While hydration goes on: the guest (beside it the raw volume '
         'without)', _keys(scenarios.WHILE_HYDRATING))

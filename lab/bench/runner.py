@@ -60,7 +60,7 @@ def run(cloud: clouds.Cloud, effort: Effort, progress: bars.Progress
     turns = list(_turns(effort))
     task = progress.add_task('disks', total=len(turns) + 3)
     made = {}
-    for latency in scenarios.LATENCIES:
+    for latency in sorted({turn.latency for turn in turns}):
         made[latency] = disks.Disk(node, latency, scenarios.VOLUME)
         made[latency].make()
     for latency in {turn.latency for turn in turns

@@ -43,6 +43,7 @@ BIG = {'block': '1m', 'depth': 4}
 FILL = steps.Fill(size=FILLED)
 
 ENGINES = stacks.ALL[1:]
+FRONTENDS = (stacks.Raw, stacks.UblkHydrator, stacks.NbdHydrator)
 SWAPPED = (stacks.Raw, *stacks.ALL[2:])
 BEST = (stacks.DriversClone, stacks.UblkHydrator)
 SIX_KINDS = (stacks.Raw, stacks.DriversClone, stacks.UblkHydrator)
@@ -65,6 +66,16 @@ SYNC = (
         FILL,
         steps.Guest('sync-settled', _job('randwrite', LOCAL, sync=True)),
     ), latencies=(0.3, 3.0)),
+)
+
+# What is short of raw at depth where a disk is slow: a time of each request's,
+# whatever the disk does, is less of it the slower the disk is.
+SLOW = (
+    Scenario((
+        steps.Guest('slow-new', _job('randwrite', SECOND, depth=32)),
+        FILL,
+        steps.Guest('slow-settled', _job('randwrite', LOCAL, depth=32)),
+    ), latencies=(3.0, 12.0), kinds=FRONTENDS),
 )
 
 SIDE_BY_SIDE = (
@@ -130,7 +141,7 @@ SIX_COMMANDS = tuple(
     Scenario((steps.Guest(key, job),), size=256, kinds=SIX_KINDS)
     for key, job in SIX.items())
 
-SCENARIOS = (*SYNC, *SIDE_BY_SIDE, *WHILE_HYDRATING, *HYDRATION, *SWAP,
+SCENARIOS = (*SYNC, *SLOW, *SIDE_BY_SIDE, *WHILE_HYDRATING, *HYDRATION, *SWAP,
              *SIX_COMMANDS)
 # What is enough for a first look
 QUICK = (*SYNC, *SIDE_BY_SIDE, WHILE_HYDRATING[2], *HYDRATION, *SWAP)
@@ -145,6 +156,8 @@ LABELS = {
     'read-settled': 'T1Q1 4k random read, settled blocks',
     'deep-new': 'depth 32 4k random write, remote blocks',
     'deep-settled': 'depth 32 4k random write, settled blocks',
+    'slow-new': 'depth 32 4k random write, remote blocks, slow disks',
+    'slow-settled': 'depth 32 4k random write, settled blocks, slow disks',
     'big-write-new': '1M write, depth 4, remote blocks',
     'big-read-remote': '1M read, depth 4, remote blocks',
     'big-read-settled': '1M read, depth 4, settled blocks',
