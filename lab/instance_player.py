@@ -364,8 +364,9 @@ class InstancePlayer(actor.Actor):
         if instance.status != 'SHUTOFF':
             instance.act(*REMEDIES['ERROR'])
             self._stop()
-        for volume in volumes:
-            instance.attach_anew(volume)
+        for volume, attachment in instance.attachments().items():
+            self._has_only(volume, attachment)
+        instance.attach_anew(volumes)
 
     def _is_overdue(self, identity: str, what: str) -> bool:
         """Whether it is time to do something about what does not end.
@@ -406,11 +407,7 @@ class InstancePlayer(actor.Actor):
             raise actor.Stuck('volume %s is gone' % volume)
         of_nova = (self._running.attachments() if self._instance else {}
                    ).get(volume)
-        there = self._user.attachments(volume)
-        for unwanted in set(there) - {of_nova}:
-            self._journal.note(self.name, 'removes attachment ' + unwanted)
-            self._user.remove_attachment(unwanted)
-        if of_nova and of_nova not in there:
+        if not self._has_only(volume, of_nova):
             # A detachment of which Nova has not seen the end
             self._running.detach(volume)
             return False
@@ -436,6 +433,16 @@ class InstancePlayer(actor.Actor):
             else:
                 self._user.reset(volume, wanted)
         return False
+
+    def _has_only(self, volume: str, wanted: str | None) -> bool:
+        """Whether a volume has no attachment but this one; removes others,
+        which nobody knows any more.
+        """
+        there = set(self._user.attachments(volume))
+        for unwanted in there - {wanted}:
+            self._journal.note(self.name, 'removes attachment ' + unwanted)
+            self._user.remove_attachment(unwanted)
+        return wanted is None or wanted in there
 
     # -- The end ------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 """What users do with instances in the lab, and what their guests say."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
 import json
 import re
 import tempfile
@@ -225,22 +226,25 @@ class Instance:
             # Nova moves it to no node that has this.
             node.run(['rm', '-rf', f'{nova.STATE}/instances/{self.id}'])
 
-    def attach_anew(self, volume_id: str) -> None:
-        """Let Nova attach a volume of a stopped instance where that is,
+    def attach_anew(self, volumes: Iterable[str]) -> None:
+        """Let Nova attach volumes of a stopped instance where that is,
         whatever it has noted of another node: with its own tool, as an
         operator does.
 
-        :raises CommandFailed: it is not stopped, say
+        :raises LabError: it is not stopped, say
         """
         connector = self.node.run(
             nova.manage_on_node(self.node.place, 'volume_attachment',
-                                'get_connector', '--json')).stdout
+                                'get_connector', '--json'),
+            timeout=PATIENCE).stdout
         with tempfile.NamedTemporaryFile('w', suffix='.json') as file:
             file.write(connector)
             file.flush()
-            self._cloud.run(control_plane.manage(
-                self._cloud.place, nova.NOVA, 'volume_attachment', 'refresh',
-                self.id, volume_id, file.name), timeout=PATIENCE)
+            for volume_id in volumes:
+                self._cloud.run(control_plane.manage(
+                    self._cloud.place, nova.NOVA, 'volume_attachment',
+                    'refresh', self.id, volume_id, file.name),
+                    timeout=PATIENCE)
 
     def volumes(self) -> list[str]:
         """Ids of its volumes."""

@@ -13,7 +13,6 @@ from lab import cloud as clouds
 from lab import configuration
 from lab import instances
 from lab import leftovers
-from lab import nova
 from lab import nova_setup
 from lab import sizes
 from tests.lab import base
@@ -507,8 +506,8 @@ class FailedMigrationTest(BootedTestCase):
         """
         self.instance.act('os-resetState', {'state': 'active'})
         self.stop(self.instance)
-        for volume in volumes:
-            self.instance.attach_anew(volume)
+        self.remove_forgotten_attachments()
+        self.instance.attach_anew(volumes)
         self.instance.act('os-start')
         self.instance.wait_for('ACTIVE')
         for volume in volumes:
@@ -516,7 +515,6 @@ class FailedMigrationTest(BootedTestCase):
             self.assert_arrives(volume, self.here)
         self.instance.assert_alive()
         self.assertEqual([self.here.name], self.running())
-        self.remove_forgotten_attachments()
 
     def test_nova_compute_dies_on_the_destination(self):
         self.migrate()

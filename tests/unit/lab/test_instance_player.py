@@ -96,13 +96,13 @@ class OverdueTest(base.BaseTestCase):
                 [mock.call.end_elsewhere(),
                  mock.call.act(*instance_player.REMEDIES['ERROR']),
                  mock.call.act('os-stop'), mock.call.wait_for('SHUTOFF'),
-                 mock.call.attach_anew(VOLUME)],
+                 mock.call.attach_anew([VOLUME])],
                 [call for call in self.instance.mock_calls
                  if call[0] not in ('show', 'attachments')])
 
     def test_volume_of_a_stopped_instance_is_brought_before_it_starts(self):
         self.assertFalse(self.look_at_stray('SHUTOFF', 'node2'))
-        self.instance.attach_anew.assert_called_once_with(VOLUME)
+        self.instance.attach_anew.assert_called_once_with([VOLUME])
         self.instance.act.assert_not_called()
 
     def test_volume_that_is_where_its_instance_is_stays(self):
