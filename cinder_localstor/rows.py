@@ -676,28 +676,68 @@ def by_ids(ctxt: context.RequestContext, move_ids: Collection[str]
 
 @_retried
 def change_state(ctxt: context.RequestContext, move: Move, state: str,
-                 swap: bool = False, begins: bool = False) -> Move:
+                 swap: bool = False, begins: bool = False,
+                 done: tuple[str, ...] = ()) -> Move:
     """Take a move to another state.
 
     :param swap: whether the identities change places
     :param begins: whether the volume's row gets the name of what arrives,
         if that is a volume; what it has been until then is kept from here on
+    :param done: what counts as done in that state
     :raises MoveChanged: it is not in the state any more that `move` says
     """
     now = timeutils.utcnow()
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
-        _hold(session, move, state)
-        _put(session, move.move_id, SINCE, now.isoformat())
-        _put(session, move.move_id, DONE, '')
-        _put(session, move.move_id, PROBLEM, '')
+        _enter(session, move, state, now, done)
         if swap:
             _swap(session, move)
         if begins and not move.transfer.is_snapshot:
             _give(session, move, now)
         if swap or begins:
             _put(session, move.move_id, SHOWN, 'yes')
-    return dataclasses.replace(move, state=state, since=now, done=(),
+    return dataclasses.replace(move, state=state, since=now, done=done,
                                problem='', shown=move.shown or swap or begins)
+
+
+@_retried
+def come_back(ctxt: context.RequestContext, move: Move, state: str,
+              done: tuple[str, ...]) -> Move:
+    """Take a move to a state in which its volume is the source's copy again,
+    which then has to be as large as the volume is by now.
+
+    :param done: what counts as done in that state
+    :raises MoveChanged: it is not in the state any more that `move` says, or
+        the volume is not the destination's copy
+    """
+    now = timeutils.utcnow()
+    with db.main_context_manager.writer.using(ctxt.elevated()) as session:
+        _enter(session, move, state, now, done)
+        volume = session.get(models.Volume, move.volume_id,
+                             with_for_update=True)
+        if (volume is None or volume.deleted
+                or _name(volume) != move.transfer.destination_name):
+            raise exception.MoveChanged(move_id=move.move_id,
+                                        state=move.state)
+        back = dataclasses.replace(move.transfer,
+                                   comes_back=volume.size * units.Gi)
+        for key, value in _pack(back, move.leaving,
+                                move.is_migration).items():
+            _put(session, move.move_id, key, value)
+        _swap(session, move)
+    return dataclasses.replace(move, transfer=back, state=state, since=now,
+                               done=done, problem='')
+
+
+def _enter(session: Any, move: Move, state: str, now: datetime.datetime,
+           done: tuple[str, ...]) -> None:
+    """Let a move be in a state from now on.
+
+    :raises MoveChanged: it is not in the state any more that `move` says
+    """
+    _hold(session, move, state)
+    _put(session, move.move_id, SINCE, now.isoformat())
+    _put(session, move.move_id, DONE, ','.join(done))
+    _put(session, move.move_id, PROBLEM, '')
 
 
 def _hold(session: Any, move: Move, state: str) -> None:

@@ -28,8 +28,9 @@ class Abandon(command.Command):
                                  'status')
         parser.add_argument(
             '--written-is-lost', action='store_true',
-            help='go back to the source even though the guest may have '
-                 'written on the lost destination')
+            help='go back to the source, as it was when the volume left it, '
+                 'even though the guest may have written on the lost '
+                 'destination; give up a copy that was arriving there')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:

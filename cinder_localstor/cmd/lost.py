@@ -31,9 +31,10 @@ class Lost(command.Command):
                                  "'openstack volume service list'")
         parser.add_argument(
             '--written-is-lost', action='store_true',
-            help='where a live migration to the lost node was under way, go '
-                 'back to the source even though the guest may have written '
-                 'on the lost destination')
+            help='let volumes that were arriving at the lost node be back '
+                 'where they came from, as they were when they left, even '
+                 'though their guests may have written there; and give up '
+                 'copies that were arriving')
         parser.add_argument(
             '--give-up-volumes', action='store_true',
             help="let its volumes be in error on this node's backend of the "

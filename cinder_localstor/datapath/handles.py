@@ -290,6 +290,26 @@ class Handles:
         else:
             self._tag_sealed(copy, generation)
 
+    def unseal(self, copy: str) -> None:
+        """Let a copy be written again, and have its handle.
+
+        That of one that arrives itself is built by its move.
+
+        :raises LogicalVolumeMissing: there is no such copy
+        """
+        with self._lock(copy):
+            found = self._node.volumes.find(copy)
+            label = copies.Label(found.tags)
+            sealed = (transfer.tags(superseded=label.superseded)
+                      if label.is_sealed else frozenset())
+            self._node.volumes.retag(copy, add=frozenset(), remove=sealed)
+            handle = self._node.device_mapper.devices().get(
+                handle_name(copy))
+            if handle is not None or not label.move_id:
+                self._load(
+                    dataclasses.replace(found, tags=found.tags - sealed),
+                    self._backing(copy, handle) if handle else None)
+
     def _tag_sealed(self, copy: str, generation: int) -> None:
         self._node.volumes.retag(
             copy, add=transfer.tags(superseded=generation),

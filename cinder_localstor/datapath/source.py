@@ -122,6 +122,17 @@ class Source:
         if not move.is_copy:
             self._handles.seal(move.source_name, move.generation)
 
+    def take_back_source(self, move: transfer.Transfer) -> None:
+        """Let the source be the volume once more: where it had moved on to is
+        lost.
+
+        :raises NotEnoughSpace: it had grown there, and can't here
+        :raises OriginIsRead: the same, since copies read its snapshots
+        """
+        # As long as it is not as large nobody is to have it.
+        self._handles.extend(move.source_name, move.comes_back)
+        self._handles.unseal(move.source_name)
+
     def is_used(self, move: transfer.Transfer, exports: int) -> bool:
         """Whether anybody but the target has the handle open.
 

@@ -18,7 +18,7 @@ TAG = re.compile(r'localstor\.(?P<key>[a-z]+)=(?P<value>.+)')
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """A move as far as it never changes, or a copy: its source stays.
+    """A move as far as it hardly ever changes, or a copy: its source stays.
 
     The source of a copy is a snapshot, or where a snapshot itself arrives what
     its volume arrives from.
@@ -55,6 +55,8 @@ class Transfer:
         volume has until the copy can be used; '' elsewhere
     :ivar waits: whether reads wait for a source that is away as long as it
         takes, whatever the options say
+    :ivar comes_back: bytes that the source is to have when the volume is back
+        there because the destination is lost for good; 0 elsewhere
     """
 
     move_id: str
@@ -81,6 +83,7 @@ class Transfer:
     snapshot_id: str = ''
     replaced: str = ''
     waits: bool = False
+    comes_back: int = 0
 
     @property
     def is_snapshot(self) -> bool:

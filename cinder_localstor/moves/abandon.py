@@ -6,11 +6,31 @@ knows that it will never come back.
 """
 
 from cinder import context
+from cinder import objects
 
 from cinder_localstor import exception
 from cinder_localstor.moves import table
 from cinder_localstor.peers import directory
 from cinder_localstor import rows
+
+
+# The states in which a side may be lost for good: in others the lost node
+# holds what no other node has, or nothing is missing without it.
+_OF_ALL = {table.State.STARTING: {table.Side.DESTINATION},
+           table.State.MIGRATING: {table.Side.DESTINATION},
+           table.State.COMPLETING: {table.Side.SOURCE},
+           table.State.KEEPING: {table.Side.SOURCE},
+           table.State.RETURNING: {table.Side.DESTINATION},
+           table.State.ABORTING: {table.Side.DESTINATION},
+           table.State.UNDOING: {*table.Side},
+           table.State.DISCARDING: {*table.Side}}
+# What a copy is made of stays, so nothing but the copy is lost.
+_OF_COPIES = {table.State.CREATING: {table.Side.DESTINATION},
+              table.State.COMPLETING: {*table.Side}}
+
+# In these a guest may have written to a destination.
+WRITTEN = (table.State.STARTING, table.State.MIGRATING,
+           table.State.COMPLETING)
 
 
 def abandon(ctxt: context.RequestContext, move_id: str,
@@ -29,39 +49,87 @@ def abandon(ctxt: context.RequestContext, move_id: str,
     move = rows.get(ctxt, move_id)
     if move is None:
         raise exception.NoSuchMove(move_id=move_id)
-    state = table.State(move.state)
     lost = _lost_side(ctxt, move)
-    if table.LOST[lost].value in move.done:
+    if table.is_lost(move, lost):
         return move
-    if table.ABANDONABLE.get(state) is not lost:
-        raise exception.NotAbandoned(
-            move_id=move_id, state=move.state, host=_host(move, lost),
-            reason='it holds what no other node has of volume %s. Bring it '
-                   'back, or restore the volume from a backup'
-                   % move.volume_id)
+    _check(ctxt, move, lost, written_is_lost)
+    return _go_on(ctxt, move, lost)
+
+
+def _check(ctxt: context.RequestContext, move: rows.Move, lost: table.Side,
+           written_is_lost: bool) -> None:
+    """:raises NotAbandoned: it can't go on, or not without being told so"""
+    state = table.State(move.state)
+    sides = _OF_ALL.get(state, set()) | (
+        _OF_COPIES.get(state, set()) if move.transfer.is_copy else set())
+    if lost not in sides:
+        raise _refusal(move, lost, 'it holds what no other node has of volume '
+                       '%s. Bring it back, or restore the volume from a '
+                       'backup' % move.volume_id)
+    if lost is table.Side.SOURCE or state not in WRITTEN:
+        return
+    if not move.transfer.is_copy:
+        _check_last(ctxt, move, lost)
+    if not written_is_lost:
+        raise _refusal(move, lost, (
+            'what has arrived there is gone with it, and the new volume too. '
+            'If you give that up, say --written-is-lost'
+            if move.transfer.is_copy else
+            'the guest may have written there. If it never ran there, or you '
+            'give up what it wrote, say --written-is-lost'))
+
+
+def _check_last(ctxt: context.RequestContext, move: rows.Move,
+                lost: table.Side) -> None:
+    """:raises NotAbandoned: others need what has arrived at the destination
+    """
+    copy = move.transfer.destination_name
+    if objects.Volume.get_by_id(ctxt, move.volume_id).name != copy:
+        raise _refusal(move, lost, 'volume %s has moved on from there, and '
+                       'what had not is gone. Restore it from a backup'
+                       % move.volume_id)
+    for other in rows.for_host(ctxt, move.transfer.destination_host):
+        if (other.transfer.snapshot_of == move.move_id
+                and not table.is_lost(other, lost)):
+            raise _refusal(move, lost, 'snapshot %s of it arrives there by '
+                           'move %s, which has to be abandoned before'
+                           % (other.transfer.snapshot_id, other.move_id))
+
+
+def _go_on(ctxt: context.RequestContext, move: rows.Move, lost: table.Side
+           ) -> rows.Move:
+    """Record that a side is lost, in the state that this leads to."""
+    state = table.State(move.state)
+    done = (table.LOST[lost].value,)
+    if move.transfer.is_copy and lost is table.Side.DESTINATION:
+        if move.transfer.is_local:
+            rows.forget(ctxt, move)
+            return move
+        return rows.change_state(ctxt, move, table.State.UNDOING.value,
+                                 done=done)
+    if state is table.State.MIGRATING:
+        return rows.come_back(ctxt, move, table.State.RETURNING.value, done)
     if state is table.State.STARTING:
-        if not written_is_lost:
-            raise exception.NotAbandoned(
-                move_id=move_id, state=move.state, host=_host(move, lost),
-                reason='the guest may have written there. If it never ran '
-                       'there, or you give up what it wrote, say '
-                       '--written-is-lost')
-        state = table.State.ABORTING
-        move = rows.change_state(ctxt, move, state.value, swap=True)
-    elif state is table.State.KEEPING:
+        return rows.change_state(ctxt, move, table.State.ABORTING.value,
+                                 swap=True, done=done)
+    if state is table.State.KEEPING:
         # The snapshots are lost with it.
         if move.transfer.is_local:
             rows.forget(ctxt, move)
             return move
-        # The other node drives this one.
-        state = table.State.COMPLETING
-        move = rows.change_state(ctxt, move, state.value)
-        move = rows.record_done(ctxt, move, tuple(
-            step.name for step in table.TABLE[state].steps))
-    steps = [step.name for step in table.TABLE[state].steps
-             if step.side is lost and not step.is_done(move)]
-    return rows.record_done(ctxt, move, (*move.done, *steps,
-                                         table.LOST[lost].value))
+        # The other node drives this one, and has done its part.
+        completing = table.State.COMPLETING
+        return rows.change_state(
+            ctxt, move, completing.value, done=done + tuple(
+                step.name for step in table.TABLE[completing].steps
+                if step.side is table.Side.DESTINATION))
+    return rows.record_done(ctxt, move, (*move.done, *done))
+
+
+def _refusal(move: rows.Move, lost: table.Side, reason: str
+             ) -> exception.NotAbandoned:
+    return exception.NotAbandoned(move_id=move.move_id, state=move.state,
+                                  host=_host(move, lost), reason=reason)
 
 
 def _host(move: rows.Move, side: table.Side) -> str:
@@ -72,8 +140,10 @@ def _host(move: rows.Move, side: table.Side) -> str:
 def _lost_side(ctxt: context.RequestContext, move: rows.Move) -> table.Side:
     down = directory.down(ctxt)
     lost = [side for side in table.Side if _host(move, side) in down]
-    if lost and move.transfer.is_local and move.state == table.State.KEEPING:
-        return table.Side.SOURCE  # no other node has a part in it
+    if lost and move.transfer.is_local:
+        # No other node has a part in it.
+        return (table.Side.SOURCE if move.state == table.State.KEEPING
+                else table.Side.DESTINATION)
     if len(lost) != 1:
         raise exception.NotAbandoned(
             move_id=move.move_id, state=move.state,

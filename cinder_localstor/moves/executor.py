@@ -144,7 +144,7 @@ class Executor:
 
     def owner(self, move: rows.Move) -> str:
         """The ``host@backend`` that drives a move in its present state."""
-        return self._host_of(move, table.TABLE[table.State(move.state)].owner)
+        return self._host_of(move, table.owner(move))
 
     def look(self, ctxt: context.RequestContext, moves: Iterable[rows.Move],
              whole: bool = False) -> facts_of.Look:
@@ -211,7 +211,8 @@ class Executor:
         after = rows.change_state(
             ctxt, move, state.value,
             swap=identity is table.Identity.SWITCHES,
-            begins=identity is table.Identity.BEGINS)
+            begins=identity is table.Identity.BEGINS,
+            done=table.lost(move))
         self._notifications.entered(after, move, problem)
         return after
 

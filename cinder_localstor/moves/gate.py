@@ -87,68 +87,68 @@ PATIENT = (Answer.WAITS, Answer.SEALS, Answer.ARRIVES, Answer.ENDS)
 _YES, _WAITS, _SEALS, _ARRIVES, _ENDS, _UNDECIDED, _MOVES, _DELETED = Answer
 
 # standing, creating, preparing, starting, migrating, completing, keeping,
-# aborting, undoing, discarding
+# returning, aborting, undoing, discarding
 TABLE: dict[Operation, dict[str, Answer]] = {
     Operation.LOCAL: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES, _YES, _YES,
-        _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES, _ENDS, _YES,
+        _YES, _DELETED),
     Operation.MOVE: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
-        _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _ENDS,
+        _YES, _YES, _DELETED),
     Operation.SEND: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
-        _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _ENDS,
+        _YES, _YES, _DELETED),
     Operation.REMOTE: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
-        _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _ENDS,
+        _YES, _YES, _DELETED),
     # Who has left is never told to come back.
     Operation.DETACH: _answers(
-        _YES, _YES, _YES, _YES, _YES, _YES, _YES, _YES, _YES, _YES),
+        _YES, _YES, _YES, _YES, _YES, _YES, _YES, _YES, _YES, _YES, _YES),
     # The other copy does not grow.
     Operation.EXTEND: _answers(
-        _YES, _UNDECIDED, _WAITS, _WAITS, _YES, _YES, _YES, _YES, _YES,
+        _YES, _UNDECIDED, _WAITS, _WAITS, _YES, _YES, _YES, _ENDS, _YES, _YES,
         _DELETED),
     # What is recorded is carried out: it can be asked for again.
     Operation.DELETE: _answers(
-        _YES, _WAITS, _WAITS, _YES, _YES, _YES, _YES, _YES, _YES, _YES),
+        _YES, _WAITS, _WAITS, _YES, _YES, _YES, _YES, _ENDS, _YES, _YES, _YES),
     # There would be two to give away, or a half.
     Operation.UNMANAGE: _answers(
         _YES, _UNDECIDED, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES, _MOVES,
-        _YES, _DELETED),
+        _MOVES, _YES, _DELETED),
     # It arrives itself then.
     Operation.SNAPSHOT: _answers(
-        _YES, _UNDECIDED, _WAITS, _WAITS, _SEALS, _ARRIVES, _YES, _YES,
+        _YES, _UNDECIDED, _WAITS, _WAITS, _SEALS, _ARRIVES, _YES, _ENDS, _YES,
         _YES, _DELETED),
     Operation.CLONE: _answers(
-        _YES, _UNDECIDED, _WAITS, _WAITS, _SEALS, _ARRIVES, _YES, _YES,
+        _YES, _UNDECIDED, _WAITS, _WAITS, _SEALS, _ARRIVES, _YES, _ENDS, _YES,
         _YES, _DELETED),
     # What it has until then is left behind as in a move.
     Operation.REVERT: _answers(
-        _YES, _UNDECIDED, _WAITS, _WAITS, _SEALS, _ARRIVES, _YES, _YES, _YES,
-        _DELETED),
+        _YES, _UNDECIDED, _WAITS, _WAITS, _SEALS, _ARRIVES, _YES, _ENDS, _YES,
+        _YES, _DELETED),
     # What is on another node still would not be in it.
     Operation.MANAGE: _answers(
-        _YES, _UNDECIDED, _WAITS, _WAITS, _ARRIVES, _ARRIVES, _YES, _YES,
-        _YES, _DELETED),
+        _YES, _UNDECIDED, _WAITS, _WAITS, _ARRIVES, _ARRIVES, _YES, _ENDS,
+        _YES, _YES, _DELETED),
     Operation.BACKUP: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
-        _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _ENDS,
+        _YES, _YES, _DELETED),
     # The two rows would change places under the move.
     Operation.MIGRATE: _answers(
-        _YES, _UNDECIDED, _MOVES, _MOVES, _ENDS, _ENDS, _MOVES, _ENDS,
+        _YES, _UNDECIDED, _MOVES, _MOVES, _ENDS, _ENDS, _MOVES, _ENDS, _ENDS,
         _YES, _DELETED),
     # Cinder then writes once more where it is.
     Operation.RETYPE: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
-        _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _ENDS,
+        _YES, _YES, _DELETED),
     # A group is on one node.
     Operation.GROUP: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES,
-        _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _ENDS,
+        _YES, _YES, _DELETED),
     # No other volume of the group waits meanwhile.
     Operation.GROUP_SNAPSHOT: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _MOVES, _MOVES, _YES, _YES,
-        _YES, _DELETED),
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _MOVES, _MOVES, _YES, _MOVES,
+        _YES, _YES, _DELETED),
 }
 
 # Cinder leaves a volume as it was where one of these is told.

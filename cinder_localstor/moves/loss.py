@@ -48,7 +48,9 @@ def declare(ctxt: context.RequestContext, host: str,
     """
     _check(ctxt, host)
     moves, waiting = [], []
-    for move in rows.for_host(ctxt, host):
+    # Of a volume that arrives there the snapshots come first.
+    for move in sorted(rows.for_host(ctxt, host), key=lambda move: (
+            not move.transfer.is_snapshot)):
         try:
             moves.append(abandon.abandon(ctxt, move.move_id, written_is_lost))
         except exception.NotAbandoned as error:

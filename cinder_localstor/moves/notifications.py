@@ -85,7 +85,8 @@ class Event(str, enum.Enum):
         return event
 
 
-# What a move tells when it comes into a state
+# What a move tells when it comes into a state; an operator's command takes it
+# to RETURNING, and tells nothing.
 EVENTS = {
     table.State.CREATING: Event.START,
     table.State.PREPARING: Event.START,
@@ -205,7 +206,8 @@ class Notifications:
         """
         self._parts.pop(move.move_id, None)
         event = EVENTS[table.State(move.state)]
-        if before is None or event is not EVENTS[table.State(before.state)]:
+        if before is None or event is not EVENTS.get(
+                table.State(before.state)):
             self._tell(Notice(event, move, problem, move.transfer.size
                               if event is Event.ARRIVED else None))
 

@@ -19,7 +19,8 @@ from cinder_localstor.moves import table
 from cinder_localstor import rows
 
 # States in which the user's volume is the source copy still, or again
-BEFORE_IDENTITY = (table.State.PREPARING, table.State.ABORTING)
+BEFORE_IDENTITY = (table.State.PREPARING, table.State.RETURNING,
+                   table.State.ABORTING)
 
 
 class Registry:
@@ -132,14 +133,16 @@ class Registry:
 
 def _source(move: rows.Move) -> copies.Copy:
     described = move.transfer
-    serves = table.TABLE[table.State(move.state)].serves
+    # It may be sealed.
+    left = (table.TABLE[table.State(move.state)].serves
+            or move.state == table.State.RETURNING)
     kept = move.state == table.State.KEEPING
     return copies.Copy(
         host=described.source_host, name=described.source_name,
         volume_id=move.volume_id, generation=described.generation - 1,
         size=described.size, state=move.state,
         role=copies.Role.KEPT if kept else copies.Role.SOURCE,
-        move_id=move.move_id, newest=described.generation if serves else 0)
+        move_id=move.move_id, newest=described.generation if left else 0)
 
 
 def _snapshot(move: rows.Move) -> copies.Copy:

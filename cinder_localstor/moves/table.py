@@ -38,6 +38,7 @@ class State(str, enum.Enum):
     MIGRATING = 'migrating'
     COMPLETING = 'completing'
     KEEPING = 'keeping'
+    RETURNING = 'returning'
     ABORTING = 'aborting'
     UNDOING = 'undoing'
     DISCARDING = 'discarding'
@@ -123,6 +124,7 @@ class _Step:
     """What steps of both sides have in common."""
 
     do: Callable[..., None]
+    side: ClassVar[Side]
     beside: tuple[_Step, ...] = ()
 
     @property
@@ -135,8 +137,10 @@ class _Step:
         return self.do.__name__
 
     def is_done(self, move: rows.Move) -> bool:
-        """Whether a move has done it in its present state."""
-        return self.name in move.done
+        """Whether a move has done it in its present state, or needs it no
+        more because its node is lost for good.
+        """
+        return self.name in move.done or is_lost(move, self.side)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +150,7 @@ class SourceStep(_Step):
     :ivar when: facts that it waits for, asked for in this order
     """
 
-    side: ClassVar = Side.SOURCE
+    side: ClassVar[Side] = Side.SOURCE
     do: Callable[[source.Source, transfer.Transfer], None]
     when: tuple[Fact, ...] = ()
 
@@ -162,7 +166,7 @@ class DestinationStep(_Step):
         may be done while they are
     """
 
-    side: ClassVar = Side.DESTINATION
+    side: ClassVar[Side] = Side.DESTINATION
     do: Callable[[destination.Destination, transfer.Transfer], None]
     when: tuple[Fact, ...] = ()
     beside: tuple[_Step, ...] = ()
@@ -191,7 +195,7 @@ class Transition:
 class Rules:
     """What holds for a move in a state.
 
-    :ivar owner: the side that drives it
+    :ivar owner: the side that drives it, unless its node is lost for good
     :ivar steps: done in this order, once each
     :ivar transitions: the first whose facts are all true is taken
     :ivar serves: whether the destination's handle lies on an engine that has
@@ -213,6 +217,7 @@ TAKE_SNAPSHOT = SourceStep(source.Source.take_snapshot)
 EXPORT_SOURCE = SourceStep(source.Source.export_source)
 SEAL_SOURCE = SourceStep(source.Source.seal_source)
 UNEXPORT_SOURCE = SourceStep(source.Source.unexport_source)
+TAKE_BACK_SOURCE = SourceStep(source.Source.take_back_source)
 # That of a volume that is reverted may still arrive.
 HIDE_SOURCE = SourceStep(source.Source.hide_source,
                          when=(Fact.SOURCE_WHOLE,))
@@ -313,6 +318,11 @@ TABLE: dict[State, Rules] = {
         steps=(HIDE_SOURCE, DELETE_SOURCE),
         transitions=(Transition(State.SUCCESS,
                                 (Fact.READY, Fact.SOURCE_GONE)),)),
+    # The destination is lost for good, with what was written there.
+    State.RETURNING: Rules(
+        owner=Side.SOURCE,
+        steps=(TAKE_BACK_SOURCE,),
+        transitions=(Transition(State.ABORTING, (Fact.READY,)),)),
     State.ABORTING: Rules(
         owner=Side.SOURCE,
         steps=(*DISMANTLE, DELETE_DESTINATION, UNEXPORT_SOURCE),
@@ -352,22 +362,32 @@ UNDONE_BY_FAILURE = {State.PREPARING: State.ABORTING,
                      State.CREATING: State.UNDOING}
 
 # In these a move says nothing of where its volume is.
-ASIDE = (State.KEEPING, State.ABORTING, State.UNDOING)
+ASIDE = (State.KEEPING, State.RETURNING, State.ABORTING, State.UNDOING)
 
 FINAL = (State.SUCCESS, State.ABORTED, State.UNDONE, State.DISCARDED)
 
-# The side whose loss for good an operator may take for granted, by state.  In
-# others the lost node holds what no other node has.
-ABANDONABLE = {State.STARTING: Side.DESTINATION,
-               State.ABORTING: Side.DESTINATION,
-               State.COMPLETING: Side.SOURCE,
-               State.KEEPING: Side.SOURCE,
-               State.UNDOING: Side.SOURCE,
-               State.DISCARDING: Side.SOURCE}
-
-# The fact that is taken for granted with the steps of a lost node
+# The fact that is taken for granted with the steps of a lost node.  It stays
+# recorded whatever state comes.
 LOST = {Side.SOURCE: Fact.SOURCE_GONE,
         Side.DESTINATION: Fact.DESTINATION_GONE}
+
+
+def is_lost(move: rows.Move, side: Side) -> bool:
+    """Whether an operator has said that a node of a move is lost for good."""
+    return LOST[side].value in move.done
+
+
+def lost(move: rows.Move) -> tuple[str, ...]:
+    """What stays recorded of a move's lost nodes."""
+    return tuple(LOST[side].value for side in Side if is_lost(move, side))
+
+
+def owner(move: rows.Move) -> Side:
+    """The side that drives a move in its present state."""
+    side = TABLE[State(move.state)].owner
+    if not is_lost(move, side):
+        return side
+    return next(other for other in Side if other is not side)
 
 
 def has_released(move: rows.Move) -> bool:

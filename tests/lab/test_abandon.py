@@ -77,6 +77,35 @@ class AbandonTest(base.LabTestCase):
         self.write(first)
         self.assert_left_alone(self.destination)
 
+    def test_destination_is_lost_in_mid_move(self):
+        first = self.attach(self.volume, self.source)
+        self.write(first)
+        content = self.checksum(first)
+        self.detach(first)
+        moved = self.attach(self.volume, self.destination)
+        self.hold_in_mid_move(moved)
+        self.write(moved)
+        self.user.extend_volume(self.volume, 2)
+        self.cut_power(self.destination)
+        self.held.clear()
+        self.wait_for('the destination counts as down',
+                      lambda: '--written-is-lost' in self.abandon(
+                          self.source).stderr)
+        host = self.destination.name + '@local'
+        self.disable(host)
+        self.wait_for('it goes back', lambda: self.localstor(
+            self.source, 'lost', host, '--written-is-lost').returncode == 0)
+        # Its server is evacuated to where it is by now.
+        self.detach(moved)
+        back = self.attach(self.volume, self.source)
+        self.wait_for('the move has ended',
+                      lambda: len(self.user.volumes()) == 1)
+        self.assertEqual(content, self.checksum(back))
+        self.write(back, offset=1500)
+        self.assertEqual(str(2 << 30), self.source.run(
+            ['blockdev', '--getsize64', back.device]).stdout.strip())
+        self.assert_left_alone(self.destination)
+
     def test_snapshots_and_volumes_go_with_a_lost_node(self):
         moved = self.attach(self.volume, self.source)
         snapshot = self.user.request_snapshot(self.volume)

@@ -79,7 +79,7 @@ class NamesTest(base.BaseTestCase):
     def test_sequences_of_events(self):
         tell = notifications.EVENTS
         known = {(tell[state].value, tell[after.to].value)
-                 for state, rules in table.TABLE.items()
+                 for state, rules in table.TABLE.items() if state in tell
                  for after in rules.transitions}
         known |= {(tell[state].value, tell[after].value)
                   for state, after in table.UNDONE_BY_FAILURE.items()}
@@ -174,7 +174,8 @@ class GeneratedTablesTest(base.BaseTestCase):
                 self.assertTrue(step.do.__doc__, step)
 
     def test_every_state_is_told_and_every_event_comes_from_one(self):
-        self.assertEqual(set(table.State), set(notifications.EVENTS))
+        self.assertEqual(set(table.State) - {table.State.RETURNING},
+                         set(notifications.EVENTS))
         self.assertEqual(
             set(notifications.Event) - {notifications.Event.PROGRESS,
                                         notifications.Event.ERROR},

@@ -4,6 +4,7 @@ Cinder's own volume managers.
 """
 
 from cinder_localstor import exception
+from cinder_localstor.moves import abandon
 from cinder_localstor.moves import loss
 from cinder_localstor.moves import table
 from cinder_localstor import rows
@@ -127,6 +128,111 @@ class LossTest(base.TestCase):
         self.assertEqual((), found.volumes)
         self.assertEqual([], loss.give_up_volumes(self.ctxt, B, A))
         self.assertIsNotNone(attachment)
+
+    def left_on(self, host, *volumes):
+        return [left for left in self.cloud.leftovers(volumes)
+                if left[0] == host]
+
+    def test_volume_that_was_arriving_is_back_where_it_came_from(self):
+        before = dict(self.cloud.content[self.volume.id])
+        attachment = self.cloud.attach(self.volume, B)
+        self.cloud.watch()
+        self.cloud.write(self.volume, 3, 'written there')
+        self.lose(B)
+        (_move, reason), = loss.declare(self.ctxt, B).waiting
+        self.assertIn('--written-is-lost', reason)
+
+        found = loss.declare(self.ctxt, B, written_is_lost=True)
+
+        self.assertEqual(((), ()), (found.waiting, found.volumes))
+        self.cloud.watch()
+        self.assertEqual([], self.left_on(A, self.volume))
+        # Its server is evacuated.
+        self.cloud.detach(self.volume, attachment)
+        self.cloud.attach(self.volume, A)
+        self.assertEqual(before, self.cloud.read(self.volume))
+        self.cloud.write(self.volume, 3, 'goes on')
+        self.assertEqual('goes on', self.cloud.read(self.volume)[3])
+
+    def test_volume_is_back_though_a_snapshot_of_it_was_arriving_too(self):
+        before = dict(self.cloud.content[self.volume.id])
+        self.cloud.attach(self.volume, B)
+        self.cloud.watch()
+        snapshot = self.cloud.take_snapshot(self.volume)
+        self.cloud.watch()
+        moves = rows.for_host(self.ctxt, B)
+        self.assertEqual([False, True], sorted(
+            move.transfer.is_snapshot for move in moves))
+        self.lose(B)
+        move = next(move for move in moves if not move.transfer.is_snapshot)
+        error = self.assertRaises(
+            exception.NotAbandoned, abandon.abandon, self.ctxt, move.move_id,
+            True)
+        self.assertIn(snapshot.id, str(error))
+
+        found = loss.declare(self.ctxt, B, written_is_lost=True)
+
+        self.assertEqual((), found.waiting)
+        self.cloud.watch()
+        self.assertEqual([], rows._moves(self.ctxt))
+        self.assertEqual([], self.left_on(A, self.volume))
+        self.assertEqual(before, self.cloud.read(self.volume))
+        self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+
+    def test_clone_that_was_arriving_lets_its_source_go(self):
+        clone = self.cloud.create_from(self.volume, B)
+        self.cloud.watch()
+        self.lose(B)
+        found = loss.declare(self.ctxt, B)
+        (_move, reason), = found.waiting
+        self.assertIn('the new volume', reason)
+
+        loss.declare(self.ctxt, B, written_is_lost=True)
+        for _period in range(2):
+            self.cloud.watch()
+
+        self.assertEqual([], rows._moves(self.ctxt))
+        self.assertEqual([], self.left_on(A, self.volume))
+        self.assertEqual([clone.id], loss.give_up_volumes(self.ctxt, B, A))
+        self.assertTrue(self.cloud.delete(clone))
+        self.assertTrue(self.cloud.delete(self.volume))
+
+    def test_volume_of_a_snapshot_that_was_arriving_leaves_the_snapshot(self):
+        snapshot = self.cloud.take_snapshot(self.volume)
+        made = self.cloud.create_from(snapshot, B)
+        self.cloud.watch()
+        self.lose(B)
+        loss.declare(self.ctxt, B, written_is_lost=True)
+        self.cloud.watch()
+        self.assertEqual([], rows._moves(self.ctxt))
+        self.assertEqual([], self.left_on(A, self.volume))
+        self.assertEqual(self.cloud.content[snapshot.id],
+                         self.cloud.read_snapshot(snapshot))
+        self.assertEqual([made.id], loss.give_up_volumes(self.ctxt, B, A))
+
+    def test_clone_that_arrives_within_the_lost_node(self):
+        clone = self.cloud.create_from(self.volume, A)
+        self.cloud.watch()
+        self.assertEqual(1, len(rows.for_volume(self.ctxt, clone.id)))
+        self.lose()
+        self.assertEqual(1, len(self.declare().waiting))
+        self.assertEqual((), self.declare(written_is_lost=True).waiting)
+        self.assertEqual({self.volume.id, clone.id}, set(self.give_up()))
+        self.assertTrue(self.cloud.delete(clone))
+
+    def test_what_is_deleted_lets_its_source_go(self):
+        attachment = self.cloud.attach(self.volume, B)
+        self.cloud.watch()
+        self.cloud.detach(self.volume, attachment)
+        move, = rows.for_volume(self.ctxt, self.volume.id)
+        # The deletion is recorded, and no more.
+        rows.change_state(self.ctxt, move, table.State.DISCARDING.value)
+        self.lose(B)
+        self.assertEqual((), loss.declare(self.ctxt, B).waiting)
+        for _period in range(2):
+            self.cloud.watch()
+        self.assertEqual([], rows._moves(self.ctxt))
+        self.assertEqual([], self.left_on(A))
 
     def test_nothing_is_activated_of_a_node_that_comes_back(self):
         self.lose()

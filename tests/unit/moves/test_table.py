@@ -7,7 +7,7 @@ import ddt
 from cinder_localstor.moves import table
 
 # From where a state is entered by a call and not by a transition
-BY_CALL = {table.State.ABORTING, table.State.UNDOING,
+BY_CALL = {table.State.RETURNING, table.State.ABORTING, table.State.UNDOING,
            table.State.DISCARDING}
 STATES = sorted(table.TABLE)
 
@@ -47,7 +47,8 @@ class TableTest(unittest.TestCase):
         self.assertEqual(
             {name: table.Side.SOURCE for name in (
                 'take_snapshot', 'export_source', 'seal_source',
-                'unexport_source', 'hide_source', 'delete_source')}
+                'unexport_source', 'take_back_source', 'hide_source',
+                'delete_source')}
             | {name: table.Side.DESTINATION for name in (
                 'create_destination', 'create_map', 'connect_source',
                 'build_engine', 'build_handle', 'restore_handle',
