@@ -75,8 +75,9 @@ def _check(ctxt: context.RequestContext, move: rows.Move, lost: table.Side,
             'what has arrived there is gone with it, and the new volume too. '
             'If you give that up, say --written-is-lost'
             if move.transfer.is_copy else
-            'the guest may have written there. If it never ran there, or you '
-            'give up what it wrote, say --written-is-lost'))
+            'the guest may have written there since %s UTC. If it never ran '
+            'there, or you give up what it wrote, say --written-is-lost'
+            % move.since.isoformat(' ', 'seconds')))
 
 
 def _check_last(ctxt: context.RequestContext, move: rows.Move,

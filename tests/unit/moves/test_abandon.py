@@ -163,11 +163,20 @@ class LostInMidMoveTest(base.TestCase):
         error = self.assertRaises(exception.NotAbandoned, abandon.abandon,
                                   self.ctxt, move.move_id)
         self.assertIn('--written-is-lost', str(error))
+        # By which an operator finds out what a backup would save
+        self.assertIn(move.since.strftime('%Y-%m-%d %H:%M:%S'), str(error))
         self.assertEqual(table.State.RETURNING, self.abandon(move).state)
         # Once more changes nothing.
         self.assertEqual(table.State.RETURNING, self.abandon(move).state)
         self.cloud.watch()
         self.assert_is_as_before(volume)
+
+    def test_status_tells_of_nothing_wrong_with_it_meanwhile(self):
+        self.abandon(self.lose(self.cloud.create_volume()))
+        found, = self.cloud.report(base.A).backends
+        self.assertEqual([], [
+            problem for copy in found.copies for problem in copy.problems
+            if 'is down' not in problem])
 
     def test_it_is_as_large_as_it_has_grown(self):
         volume = self.cloud.create_volume()
