@@ -154,6 +154,27 @@ class LossTest(base.TestCase):
         self.cloud.write(self.volume, 3, 'goes on')
         self.assertEqual('goes on', self.cloud.read(self.volume)[3])
 
+    def test_volume_with_snapshots_is_back_as_large_as_it_has_grown(self):
+        snapshot = self.cloud.take_snapshot(self.volume)
+        made = self.cloud.attach(self.volume, B)
+        self.cloud.watch()
+        volume = self.cloud.refresh(self.volume)
+        volume.size = 2
+        volume.save()
+        self.lose(B)
+        loss.declare(self.ctxt, B, written_is_lost=True)
+        self.cloud.watch()
+        self.assertEqual([], rows._moves(self.ctxt))
+        self.cloud.detach(self.volume, made)
+        self.cloud.attach(self.volume, A)
+        self.cloud.write(self.volume, 31, 'the last')
+        self.assertEqual(self.cloud.content[snapshot.id],
+                         self.cloud.read_snapshot(snapshot))
+        content, found = (self.cloud.content[self.volume.id],
+                          self.cloud.read(self.volume))
+        self.assertEqual(content, {number: found[number]
+                                   for number in content})
+
     def test_volume_is_back_though_a_snapshot_of_it_was_arriving_too(self):
         before = dict(self.cloud.content[self.volume.id])
         self.cloud.attach(self.volume, B)
