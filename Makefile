@@ -16,7 +16,7 @@ SHORT := $(SHORT)|ThinLioMoveTest.test_there_and_back|restart_of_both
 SHORT := $(SHORT)|ThinLioSourcePowerCut|dies_with|test_boot
 SHORT := $(SHORT)|[.]SecurityTest.test_nobody_else|[.]SecurityTest.test_secret
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|ThinCopyTest.test_clone_of
-SHORT := $(SHORT)|while_it_runs|[.]EndTest.test_killed
+SHORT := $(SHORT)|while_it_runs
 
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
         lab-programs ptrace soak soak-walks soak-kills soak-kernel soak-nvme \
