@@ -8,6 +8,8 @@ use std::fmt;
 
 /// Bytes of a block.
 pub const SIZE: usize = 4096;
+/// Bytes that a disk writes as a whole, or not at all.
+const SECTOR: usize = 512;
 const WORD: usize = 32;
 
 /// Memory that a disk can read to and write from without a cache between.
@@ -18,6 +20,22 @@ pub struct Block(pub [u8; SIZE]);
 impl Default for Block {
     fn default() -> Self {
         Self([0; SIZE])
+    }
+}
+
+impl Block {
+    /// Whether a write of `new` has come here, or was on its way when the power
+    /// was cut: some sectors are those of `new`, and all others what was there
+    /// before, which may be anything if it is not known.
+    pub fn has_some_of(&self, new: &Self, before: Option<&Self>) -> bool {
+        let is_new = |at| self.sector(at) == new.sector(at);
+        let is_old = |at| before.is_none_or(|before| self.sector(at) == before.sector(at));
+        let mut sectors = 0..SIZE / SECTOR;
+        sectors.clone().any(is_new) && sectors.all(|at| is_new(at) || is_old(at))
+    }
+
+    fn sector(&self, at: usize) -> &[u8] {
+        &self.0[at * SECTOR..(at + 1) * SECTOR]
     }
 }
 
@@ -69,19 +87,41 @@ impl Content {
 
     /// What a block says, if it was written by us and is whole.
     pub fn of(block: &Block) -> Option<Self> {
-        let mut numbers = block.0.chunks_exact(8).map(|piece| {
+        let content = Self::begins(&block.0)?;
+        (content.block() == *block).then_some(content)
+    }
+
+    /// What a block says that may be torn: the newer of two that differ by
+    /// one in their numbers.
+    pub fn newest_of(block: &Block) -> Option<Self> {
+        let newest = block
+            .0
+            .chunks_exact(SECTOR)
+            .filter_map(Self::begins)
+            .max_by_key(|content| content.number)?;
+        let before = Self {
+            number: newest.number.saturating_sub(1),
+            ..newest
+        };
+        block
+            .has_some_of(&newest.block(), Some(&before.block()))
+            .then_some(newest)
+    }
+
+    /// What some bytes say that we may have written.
+    fn begins(bytes: &[u8]) -> Option<Self> {
+        let mut numbers = bytes.chunks_exact(8).map(|piece| {
             let mut bytes = [0; 8];
             bytes.copy_from_slice(piece);
             u64::from_le_bytes(bytes)
         });
         let magic = numbers.next()?;
-        let content = Self {
+        Some(Self {
             kind: Kind::ALL.into_iter().find(|kind| kind.magic() == magic)?,
             identity: numbers.next()?,
             offset: numbers.next()?,
             number: numbers.next()?,
-        };
-        (content.block() == *block).then_some(content)
+        })
     }
 }
 

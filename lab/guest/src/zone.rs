@@ -2,8 +2,10 @@
 //! A gibibyte of a disk: a header, and stamps all over it.
 //!
 //! A stamp is written and flushed, and then the header says its number.  So
-//! whoever finds a header knows of every slot which stamp it must hold; only the
-//! next one may be there already, because the header did not follow any more.
+//! whoever finds a header knows of every slot which stamp it must hold, but for
+//! two: the next stamp may have been flushed without the header that follows it,
+//! and the one after that may have been on its way.  A power cut tears what is on
+//! its way, a stamp or a header, into sectors.
 //! Zones know nothing of each other: a disk that grows has some more of them.
 
 use std::io;
@@ -58,7 +60,7 @@ impl Zone {
     /// What was on a disk before, verified in every slot; `None` if nothing of
     /// ours begins at this offset.
     pub fn found(device: &impl Device, start: u64) -> Result<Option<Self>, Trouble> {
-        let Some(header) = Content::of(&device.read(start)?) else {
+        let Some(header) = Content::newest_of(&device.read(start)?) else {
             return Ok(None);
         };
         if header.kind != Kind::Header || header.offset != start {
@@ -69,9 +71,21 @@ impl Zone {
             identity: header.identity,
             count: header.number,
         };
-        let next = zone.stamp(zone.count + 1);
-        if device.read(next.offset)? == next.block() {
+        for _not_known in 0..2 {
+            let next = zone.stamp(zone.count + 1);
+            let before = zone
+                .newest_in(slot_of(next.number))
+                .map(|number| zone.stamp(number).block());
+            let found = device.read(next.offset)?;
+            if !found.has_some_of(&next.block(), before.as_ref()) {
+                break;
+            }
             zone.count += 1;
+            if found != next.block() {
+                device.write(next.offset, &next.block())?;
+                device.flush()?;
+                break;
+            }
         }
         for slot in 0..SLOTS {
             zone.verify(device, slot)?;

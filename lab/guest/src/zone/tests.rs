@@ -123,6 +123,101 @@ fn the_stamp_that_the_header_does_not_know_yet_counts() {
     assert_eq!(6, found(&device).expect("right").expect("a zone").count());
 }
 
+/// Some sectors of one block, and all others of another.
+fn torn(new: &Block, before: &Block) -> Block {
+    let mut block = before.clone();
+    for at in [1, 2, 5] {
+        block.0[at * 512..(at + 1) * 512].copy_from_slice(&new.0[at * 512..(at + 1) * 512]);
+    }
+    block
+}
+
+fn header(zone: &Zone, number: u64) -> Block {
+    Content {
+        kind: Kind::Header,
+        identity: zone.identity,
+        offset: zone.start,
+        number,
+    }
+    .block()
+}
+
+#[test]
+fn a_stamp_that_a_power_cut_has_torn_is_written_again() {
+    for stamps in [5, SLOTS + 9] {
+        let device = Memory::default();
+        let zone = written(&device, stamps);
+        let next = zone.stamp(stamps + 1);
+        let before = match stamps.checked_sub(SLOTS) {
+            Some(lap) => zone.stamp(lap + 1).block(),
+            None => Block([0xaa; block::SIZE]),
+        };
+        device.overwrite(next.offset, torn(&next.block(), &before));
+        let mut zone = found(&device).expect("right").expect("a zone");
+        assert_eq!(stamps + 1, zone.count());
+        assert!(device.read(next.offset).expect("readable") == next.block());
+        for _ in 0..SLOTS {
+            zone.write_next(&device).expect("a stamp");
+        }
+    }
+}
+
+#[test]
+fn a_header_that_a_power_cut_has_torn_says_the_newer_number() {
+    let device = Memory::default();
+    let zone = written(&device, SLOTS + 9);
+    let before = header(&zone, SLOTS + 8);
+    device.overwrite(0, torn(&header(&zone, SLOTS + 9), &before));
+    let count = found(&device).expect("right").expect("a zone").count();
+    assert_eq!(SLOTS + 9, count);
+}
+
+#[test]
+fn a_header_may_be_lost_while_the_stamp_after_it_is_not() {
+    for on_its_way in [false, true] {
+        let device = Memory::default();
+        let zone = written(&device, SLOTS + 9);
+        // Both were flushed by nobody.
+        device.overwrite(0, header(&zone, SLOTS + 8));
+        let next = zone.stamp(SLOTS + 10);
+        let before = zone.stamp(10).block();
+        device.overwrite(
+            next.offset,
+            match on_its_way {
+                true => torn(&next.block(), &before),
+                false => next.block(),
+            },
+        );
+        let count = found(&device).expect("right").expect("a zone").count();
+        assert_eq!(SLOTS + 10, count);
+    }
+}
+
+#[test]
+fn a_stamp_is_not_there_before_the_one_before_it_is() {
+    let device = Memory::default();
+    let zone = written(&device, SLOTS + 9);
+    let next = zone.stamp(SLOTS + 11);
+    device.overwrite(next.offset, next.block());
+    let text = wrong(found(&device));
+    assert!(text.contains("stamp 11 of offset"), "{text}");
+}
+
+#[test]
+fn a_torn_stamp_that_was_flushed_is_seen() {
+    let device = Memory::default();
+    let zone = written(&device, SLOTS + 9);
+    let lost = zone.stamp(SLOTS + 9);
+    device.overwrite(lost.offset, torn(&lost.block(), &zone.stamp(9).block()));
+    wrong(found(&device));
+    // Nor may a torn one have anything in it that was never there.
+    let device = Memory::default();
+    let zone = written(&device, SLOTS + 9);
+    let next = zone.stamp(SLOTS + 10);
+    device.overwrite(next.offset, torn(&next.block(), &Block::default()));
+    wrong(found(&device));
+}
+
 #[test]
 fn a_stamp_that_is_lost_is_seen() {
     let device = Memory::default();
