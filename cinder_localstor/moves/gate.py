@@ -90,16 +90,16 @@ _YES, _WAITS, _SEALS, _ARRIVES, _ENDS, _UNDECIDED, _MOVES, _DELETED = Answer
 # returning, aborting, undoing, discarding
 TABLE: dict[Operation, dict[str, Answer]] = {
     Operation.LOCAL: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES, _ENDS, _YES,
+        _YES, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _YES, _MOVES, _YES,
         _YES, _DELETED),
     Operation.MOVE: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _ENDS,
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _MOVES,
         _YES, _YES, _DELETED),
     Operation.SEND: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _ENDS,
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _MOVES,
         _YES, _YES, _DELETED),
     Operation.REMOTE: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _ENDS,
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _MOVES,
         _YES, _YES, _DELETED),
     # Who has left is never told to come back.
     Operation.DETACH: _answers(
@@ -131,7 +131,7 @@ TABLE: dict[Operation, dict[str, Answer]] = {
         _YES, _UNDECIDED, _WAITS, _WAITS, _ARRIVES, _ARRIVES, _YES, _ENDS,
         _YES, _YES, _DELETED),
     Operation.BACKUP: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _ENDS,
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _MOVES,
         _YES, _YES, _DELETED),
     # The two rows would change places under the move.
     Operation.MIGRATE: _answers(
@@ -139,11 +139,11 @@ TABLE: dict[Operation, dict[str, Answer]] = {
         _YES, _DELETED),
     # Cinder then writes once more where it is.
     Operation.RETYPE: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _ENDS,
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _MOVES,
         _YES, _YES, _DELETED),
     # A group is on one node.
     Operation.GROUP: _answers(
-        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _ENDS,
+        _YES, _UNDECIDED, _UNDECIDED, _UNDECIDED, _YES, _YES, _YES, _MOVES,
         _YES, _YES, _DELETED),
     # No other volume of the group waits meanwhile.
     Operation.GROUP_SNAPSHOT: _answers(
@@ -198,15 +198,16 @@ def refusal(move: rows.Move, operation: Operation, name: str
             move_id=move.move_id)
     if answer not in WHEN:
         return None
+    goes_to = (move.transfer.source_host
+               if move.state == table.State.RETURNING
+               else move.transfer.destination_host)
     if operation in TOO_EARLY:
         return TOO_EARLY[operation](
             volume_id=move.volume_id, reason='is on its way to %s (move '
-            '%s, %s)' % (move.transfer.destination_host, move.move_id,
-                         move.state))
+            '%s, %s)' % (goes_to, move.move_id, move.state))
     return exception.VolumeIsMoving(
         volume_id=move.volume_id, move_id=move.move_id, state=move.state,
-        action=operation.value, when=WHEN[answer],
-        destination=move.transfer.destination_host)
+        action=operation.value, when=WHEN[answer], destination=goes_to)
 
 
 class _Waits(Exception):

@@ -98,11 +98,11 @@ class AbandonTest(base.LabTestCase):
         self.disable(host)
         self.wait_for('it goes back', lambda: self.localstor(
             self.source, 'lost', host, '--written-is-lost').returncode == 0)
+        self.wait_for('the move has ended',
+                      lambda: len(self.user.volumes()) == 1)
         # Its server is evacuated to where it is by now.
         self.detach(moved)
         back = self.attach(self.volume, self.source)
-        self.wait_for('the move has ended',
-                      lambda: len(self.user.volumes()) == 1)
         self.assertEqual(content, self.checksum(back))
         self.write(back, offset=1500)
         self.assertEqual(str(2 << 30), self.source.run(

@@ -200,9 +200,10 @@ class LostInMidMoveTest(base.TestCase):
         now, = rows.for_volume(self.ctxt, volume.id)
         self.assertEqual(table.State.RETURNING, now.state)
         self.assertIn('Free some space', now.problem)
-        self.assertRaises(
+        error = self.assertRaises(
             exception.VolumeIsMoving, gate.check_moves, self.ctxt, volume.id,
             gate.Operation.LOCAL)
+        self.assertIn('on its way to a@local', str(error))
         group.total = total
         self.cloud.watch()
         self.assert_is_as_before(volume)
