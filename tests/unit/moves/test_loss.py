@@ -218,6 +218,23 @@ class LossTest(base.TestCase):
         self.assertTrue(self.cloud.delete(clone))
         self.assertTrue(self.cloud.delete(self.volume))
 
+    def test_clone_is_not_activated_on_a_node_that_comes_back(self):
+        for driven in (False, True):
+            clone = self.cloud.create_from(self.volume, B)
+            self.cloud.watch()
+            self.lose(B)
+            loss.declare(self.ctxt, B, written_is_lost=True)
+            for _period in range(2 * driven):
+                self.cloud.watch()
+            self.assertEqual(not driven, bool(rows._moves(self.ctxt)))
+            self.cloud.boot(B)
+            self.assertEqual({}, self.cloud.nodes[B].device_mapper.nodes)
+            self.disable(B, False)
+            self.assertEqual('available', self.cloud.refresh(clone).status)
+            for _period in range(2):
+                self.cloud.watch()
+            self.assertEqual([], rows._moves(self.ctxt))
+
     def test_volume_of_a_snapshot_that_was_arriving_leaves_the_snapshot(self):
         snapshot = self.cloud.take_snapshot(self.volume)
         made = self.cloud.create_from(snapshot, B)
