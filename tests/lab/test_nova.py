@@ -9,6 +9,7 @@ import functools
 import os
 import threading
 
+from lab import arrival
 from lab import cloud as clouds
 from lab import configuration
 from lab import instances
@@ -658,6 +659,43 @@ class EvacuationTest(InstanceTestCase):
             instances.declare_down(self.cloud, node, False)
             self.cloud.wait_for_backends([node])
 
+    def evacuate(self, instance, node):
+        instance.evacuate(node)
+        self.wait_for('it is there', lambda: instance.node.name == node.name)
+        if instance.status == 'SHUTOFF':
+            instance.act('os-start')
+        instance.wait_for('ACTIVE')
+
+    def test_instance_goes_back_whose_volume_was_arriving(self):
+        here, there = self.nodes
+        instance, root = self.boot(here, size=3)
+        known = instance.wait_for_report('alive', root)['stamps']
+        instance.live_migrate(there)
+        device = '/dev/mapper/volume-%s-handle' % self.user.show(root)[
+            'os-vol-mig-status-attr:name_id']
+        arrival.wait_until_hydrating(there, device, base.PATIENCE)
+        arrival.throttle(there, device, base.SLOW)
+        self.lose(there)
+        host = there.name + '@local'
+        self.disable(host)
+        self.wait_for('the volume goes back', lambda: self.localstor(
+            here, 'lost', host, '--written-is-lost').returncode == 0)
+        self.wait_for('it is back', lambda: not leftovers.moves(self.cloud))
+        self.evacuate(instance, here)
+        # Nobody has what was written on the lost node; all else is there.
+        found = instance.wait_for_report('found', root)
+        self.assertGreaterEqual(sum(found['before']), known)
+        instance.assert_alive()
+        self.give_back(there)
+        # What an operator finds there, and removes
+        left = there.run(['lvs', '--noheadings', '--options', 'lv_name',
+                          'cinder-local']).stdout.split()
+        there.run(['lvremove', '--yes', *('cinder-local/' + name
+                                          for name in left)])
+        there.run(['iscsiadm', '-m', 'node', '-o', 'delete'], check=False)
+        instance.assert_alive()
+        self.delete_instance(instance)
+
     def test_instance_goes_to_where_its_volume_is(self):
         group = self.user.make_group('local')
         self.addCleanup(self.user.delete_group_type)
@@ -671,11 +709,7 @@ class EvacuationTest(InstanceTestCase):
         self.instances.append(instance)
         instance.assert_alive()
         self.lose(here)
-        instance.evacuate(there)
-        self.wait_for('it is there', lambda: instance.node.name == there.name)
-        if instance.status == 'SHUTOFF':
-            instance.act('os-start')
-        instance.wait_for('ACTIVE')
+        self.evacuate(instance, there)
         instance.wait_for_stamps(root)
         instance.assert_alive()
         self.give_back(here)
