@@ -9,6 +9,7 @@ from cinder_localstor.datapath import copies
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import snapshots
 from cinder_localstor.datapath import transfer
+from cinder_localstor import exception
 from cinder_localstor.node import interface
 
 
@@ -130,7 +131,13 @@ class Source:
         :raises OriginIsRead: the same, since copies read its snapshots
         """
         # As long as it is not as large nobody is to have it.
-        self._handles.extend(move.source_name, move.comes_back)
+        try:
+            self._handles.extend(move.source_name, move.comes_back)
+        except exception.OriginInUse:
+            # By the export.  Not before it has to be: tgt keeps one until TCP
+            # gives the connection to a dead node up.
+            self.unexport_source(move)
+            self._handles.extend(move.source_name, move.comes_back)
         self._handles.unseal(move.source_name)
 
     def is_used(self, move: transfer.Transfer, exports: int) -> bool:

@@ -321,7 +321,7 @@ TABLE: dict[State, Rules] = {
     # The destination is lost for good, with what was written there.
     State.RETURNING: Rules(
         owner=Side.SOURCE,
-        steps=(UNEXPORT_SOURCE, TAKE_BACK_SOURCE),
+        steps=(TAKE_BACK_SOURCE,),
         transitions=(Transition(State.ABORTING, (Fact.READY,)),)),
     State.ABORTING: Rules(
         owner=Side.SOURCE,
