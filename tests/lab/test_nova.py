@@ -688,7 +688,8 @@ class EvacuationTest(InstanceTestCase):
         found = instance.wait_for_report('found', root)
         self.assertGreaterEqual(sum(found['before']), known)
         instance.assert_alive()
-        self.give_back(there)
+        there.start()
+        instances.declare_down(self.cloud, there, False)
         # What an operator finds there, and removes
         left = there.run(['lvs', '--noheadings', '--options', 'lv_name',
                           'cinder-local']).stdout.split()
