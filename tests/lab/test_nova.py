@@ -691,6 +691,7 @@ class EvacuationTest(InstanceTestCase):
         there.start()
         instances.declare_down(self.cloud, there, False)
         # What an operator finds there, and removes
+        instance.end_elsewhere()
         left = there.run(['lvs', '--noheadings', '--options', 'lv_name',
                           'cinder-local']).stdout.split()
         there.run(['lvremove', '--yes', *('cinder-local/' + name
