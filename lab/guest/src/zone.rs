@@ -60,7 +60,8 @@ impl Zone {
     /// What was on a disk before, verified in every slot; `None` if nothing of
     /// ours begins at this offset.
     pub fn found(device: &impl Device, start: u64) -> Result<Option<Self>, Trouble> {
-        let Some(header) = Content::newest_of(&device.read(start)?) else {
+        let block = device.read(start)?;
+        let Some(header) = Content::newest_of(&block) else {
             return Ok(None);
         };
         if header.kind != Kind::Header || header.offset != start {
@@ -83,12 +84,17 @@ impl Zone {
             zone.count += 1;
             if found != next.block() {
                 device.write(next.offset, &next.block())?;
-                device.flush()?;
                 break;
             }
         }
         for slot in 0..SLOTS {
             zone.verify(device, slot)?;
+        }
+        // The next header may be torn, and is known by the one before it.
+        if block != zone.header().block() {
+            device.flush()?;
+            zone.write_header(device)?;
+            device.flush()?;
         }
         Ok(Some(zone))
     }
@@ -146,13 +152,17 @@ impl Zone {
     }
 
     fn write_header(&self, device: &impl Device) -> Result<(), Trouble> {
-        let header = Content {
+        let header = self.header();
+        Ok(device.write(header.offset, &header.block())?)
+    }
+
+    fn header(&self) -> Content {
+        Content {
             kind: Kind::Header,
             identity: self.identity,
             offset: self.start,
             number: self.count,
-        };
-        Ok(device.write(header.offset, &header.block())?)
+        }
     }
 
     fn stamp(&self, number: u64) -> Content {

@@ -134,10 +134,8 @@ fn torn(new: &Block, before: &Block) -> Block {
 
 fn header(zone: &Zone, number: u64) -> Block {
     Content {
-        kind: Kind::Header,
-        identity: zone.identity,
-        offset: zone.start,
         number,
+        ..zone.header()
     }
     .block()
 }
@@ -194,6 +192,19 @@ fn a_header_may_be_lost_while_the_stamp_after_it_is_not() {
 }
 
 #[test]
+fn a_header_that_is_torn_after_a_power_cut_is_known_too() {
+    let device = Memory::default();
+    let zone = written(&device, 5);
+    let next = zone.stamp(6);
+    device.overwrite(next.offset, next.block());
+    let mut zone = found(&device).expect("right").expect("a zone");
+    let before = device.read(0).expect("readable");
+    zone.write_next(&device).expect("a stamp");
+    device.overwrite(0, torn(&header(&zone, 7), &before));
+    assert_eq!(7, found(&device).expect("right").expect("a zone").count());
+}
+
+#[test]
 fn a_stamp_is_not_there_before_the_one_before_it_is() {
     let device = Memory::default();
     let zone = written(&device, SLOTS + 9);
@@ -201,6 +212,18 @@ fn a_stamp_is_not_there_before_the_one_before_it_is() {
     device.overwrite(next.offset, next.block());
     let text = wrong(found(&device));
     assert!(text.contains("stamp 11 of offset"), "{text}");
+}
+
+#[test]
+fn a_header_that_two_stamps_ago_was_flushed_is_missed() {
+    let device = Memory::default();
+    let zone = written(&device, SLOTS + 9);
+    for number in SLOTS + 10..=SLOTS + 12 {
+        let stamp = zone.stamp(number);
+        device.overwrite(stamp.offset, stamp.block());
+    }
+    let text = wrong(found(&device));
+    assert!(text.contains("stamp 12 of offset"), "{text}");
 }
 
 #[test]
