@@ -221,8 +221,10 @@ class Instance:
         for node in self._cloud.nodes:
             if node.name == home:
                 continue
-            for command in ('destroy', 'undefine'):
-                node.run(['virsh', command, name], check=False)
+            # One whose libvirtd does not answer may have it running.
+            if name in node.run(['virsh', 'list', '--name']).stdout.split():
+                node.run(['virsh', 'destroy', name])
+            node.run(['virsh', 'undefine', name], check=False)
             # Nova moves it to no node that has this.
             node.run(['rm', '-rf', f'{nova.STATE}/instances/{self.id}'])
 

@@ -6,6 +6,7 @@ import fixtures
 from oslotest import base
 
 from lab import cloud as clouds
+from lab import errors
 from lab import instances
 
 VOLUME = '025b19fd-528a-4477-befe-13ef20204515'
@@ -157,3 +158,40 @@ class FailuresTest(base.BaseTestCase):
                          instances.Instance(cloud, 'an-id').failures())
         cloud.compute_api.get.assert_called_with(
             '/servers/an-id/os-instance-actions/req-1', headers=mock.ANY)
+
+
+class EndElsewhereTest(base.BaseTestCase):
+    """Nobody is to have a guest run where Nova does not have it."""
+
+    def setUp(self):
+        super().setUp()
+        self.other = mock.Mock()
+        self.other.name = 'node2'
+        self.cloud = mock.create_autospec(clouds.Cloud, instance=True)
+        self.cloud.compute_api = mock.MagicMock()
+        self.home = self.cloud.node.return_value
+        self.home.name = 'node1'
+        self.cloud.nodes = [self.home, self.other]
+        self.guest = instances.Instance(self.cloud, 'an-id')
+        self.useFixture(fixtures.MockPatchObject(
+            instances.Instance, 'name', 'instance-1'))
+
+    def commands(self):
+        return [' '.join(call.args[0]) for call in self.other.run.mock_calls
+                if call.args]
+
+    def test_one_that_runs_there_is_ended(self):
+        self.other.run.return_value.stdout = 'instance-0\ninstance-1\n'
+        self.guest.end_elsewhere()
+        self.assertIn('virsh destroy instance-1', self.commands())
+        self.home.run.assert_not_called()
+
+    def test_one_that_does_not_is_forgotten(self):
+        self.other.run.return_value.stdout = 'instance-10\n'
+        self.guest.end_elsewhere()
+        self.assertNotIn('virsh destroy instance-1', self.commands())
+        self.assertIn('virsh undefine instance-1', self.commands())
+
+    def test_node_that_does_not_tell_keeps_it_from_going_on(self):
+        self.other.run.side_effect = errors.LabError('no libvirtd')
+        self.assertRaises(errors.LabError, self.guest.end_elsewhere)
