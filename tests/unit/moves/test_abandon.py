@@ -255,6 +255,8 @@ class LostInMidMoveTest(base.TestCase):
         """Let a volume come back, whatever goes wrong; the calls."""
         volume = self.cloud.create_volume()
         move = self.lose(volume)
+        volume.size = 2
+        volume.save()
         self.abandon(move)
         node = self.cloud.nodes[base.A]
         node.faults.forget()
@@ -266,6 +268,7 @@ class LostInMidMoveTest(base.TestCase):
             self.cloud.boot(base.A)
         self.cloud.watch()
         self.assert_is_as_before(volume)
+        self.cloud.write(volume, 31, 'the last')
         self.cloud.down.discard(base.B)
         self.cloud.nodes[base.B].volumes.disks.clear()
         self.cloud.boot(base.B)

@@ -3,10 +3,13 @@
 Cinder's own volume managers.
 """
 
+import ddt
+
 from cinder_localstor import exception
 from cinder_localstor.moves import abandon
 from cinder_localstor.moves import loss
 from cinder_localstor.moves import table
+from cinder_localstor.node import simulated
 from cinder_localstor import rows
 from tests.unit import base
 from tests.unit import services
@@ -14,6 +17,7 @@ from tests.unit import services
 A, B = base.A, base.B
 
 
+@ddt.ddt
 class LossTest(base.TestCase):
 
     def setUp(self):
@@ -154,7 +158,32 @@ class LossTest(base.TestCase):
         self.cloud.write(self.volume, 3, 'goes on')
         self.assertEqual('goes on', self.cloud.read(self.volume)[3])
 
-    def test_volume_with_snapshots_is_back_as_large_as_it_has_grown(self):
+    def test_volume_is_back_though_its_export_is_still_held(self):
+        """As tgt does until TCP gives up a connection to a dead node."""
+        before = dict(self.cloud.content[self.volume.id])
+        self.cloud.attach(self.volume, B)
+        self.cloud.watch()
+        self.lose(B)
+        faults = self.cloud.nodes[A].faults
+        faults.choose = lambda _host, name: (
+            simulated.Fault.ERROR if name == 'SimulatedTarget.unexport'
+            else None)
+        loss.declare(self.ctxt, B, written_is_lost=True)
+        self.cloud.watch()
+        move, = rows.for_volume(self.ctxt, self.volume.id)
+        self.assertEqual(table.State.ABORTING, move.state)
+        self.assertIn('SimulatedTarget.unexport', move.problem)
+        self.assertEqual(before, self.cloud.read(self.volume))
+        self.cloud.write(self.volume, 3, 'goes on')
+        faults.choose = lambda _host, _name: None
+        self.cloud.watch()
+        self.assertEqual([], rows._moves(self.ctxt))
+        self.assertEqual([], self.left_on(A, self.volume))
+
+    @ddt.data(None, simulated.Fault.CRASH, simulated.Fault.CRASH_AFTER)
+    def test_volume_with_snapshots_is_back_as_large_as_it_has_grown(
+            self, fault):
+        """Also when the power fails as the export is taken away for that."""
         snapshot = self.cloud.take_snapshot(self.volume)
         made = self.cloud.attach(self.volume, B)
         self.cloud.watch()
@@ -163,7 +192,17 @@ class LossTest(base.TestCase):
         volume.save()
         self.lose(B)
         loss.declare(self.ctxt, B, written_is_lost=True)
+        node = self.cloud.nodes[A]
+        if fault:
+            node.faults.forget()
+            node.faults.plan = simulated.Call('SimulatedTarget.unexport', 0,
+                                              fault)
         self.cloud.watch()
+        self.assertIsNone(node.faults.plan)
+        if fault:
+            node.cut_power()
+            self.cloud.boot(A)
+            self.cloud.watch()
         self.assertEqual([], rows._moves(self.ctxt))
         self.cloud.detach(self.volume, made)
         self.cloud.attach(self.volume, A)
