@@ -567,10 +567,8 @@ class _Judge:
                 and copy.name not in {arriving.name for arriving
                                       in self._wanted.arriving}):
             problems += self._problems_of_volume(copy)
-            # It may be sealed, or not yet.
-            if state is not table.State.RETURNING:
-                problems += self._problems_of_handle(
-                    copy, sealed=table.SEAL_SOURCE.is_done(move))
+            problems += self._problems_of_handle(
+                copy, sealed=table.SEAL_SOURCE.is_done(move))
         if ((serves or table.EXPORT_SOURCE.is_done(move))
                 and self.observed.exported is not None
                 and move.move_id not in self.observed.exported):
