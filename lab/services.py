@@ -134,7 +134,8 @@ class Service:
     stop_signal: int = signal.SIGTERM
     stop_timeout: float = 15
     start_timeout: float = 90
-    # So often it is started once more when it says that it can't work.
+    # Of one in a node: so often it is started once more when it says that it
+    # can't work.
     restarts: int = 0
 
 

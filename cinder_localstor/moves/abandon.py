@@ -14,8 +14,8 @@ from cinder_localstor.peers import directory
 from cinder_localstor import rows
 
 
-# The states in which a side may be lost for good: in others the lost node
-# holds what no other node has, or nothing is missing without it.
+# By state the sides that a move can go on without: others hold what no other
+# node has.
 _OF_ALL = {table.State.STARTING: {table.Side.DESTINATION},
            table.State.MIGRATING: {table.Side.DESTINATION},
            table.State.COMPLETING: {table.Side.SOURCE},
@@ -29,8 +29,8 @@ _OF_COPIES = {table.State.CREATING: {table.Side.DESTINATION},
               table.State.COMPLETING: {*table.Side}}
 
 # In these a guest may have written to a destination.
-WRITTEN = (table.State.STARTING, table.State.MIGRATING,
-           table.State.COMPLETING)
+_WRITTEN = (table.State.STARTING, table.State.MIGRATING,
+            table.State.COMPLETING)
 
 
 def abandon(ctxt: context.RequestContext, move_id: str,
@@ -66,7 +66,7 @@ def _check(ctxt: context.RequestContext, move: rows.Move, lost: table.Side,
         raise _refusal(move, lost, 'it holds what no other node has of volume '
                        '%s. Bring it back, or restore the volume from a '
                        'backup' % move.volume_id)
-    if lost is table.Side.SOURCE or state not in WRITTEN:
+    if lost is table.Side.SOURCE or state not in _WRITTEN:
         return
     if not move.transfer.is_copy:
         _check_last(ctxt, move, lost)
