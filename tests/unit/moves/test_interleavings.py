@@ -462,6 +462,73 @@ def revert_and_restart(cloud: Site) -> Pair:
             ('restart', base.A, lambda: cloud.boot(base.A))]
 
 
+def snapshot_and_attach(cloud: Site) -> Pair:
+    """A volume leaves while a snapshot of it is taken."""
+    instance = cloud.create(base.A)
+    attach = cloud.reserved(instance, base.B)
+    return [('snapshot', base.A,
+             lambda: cloud.take_snapshot(instance, may_fail=True)),
+            ('attach', base.A, attach)]
+
+
+def snapshot_and_periods(cloud: Site) -> Pair:
+    """A snapshot is taken of what has arrived, and of what has not."""
+    instance = left(cloud)
+    return [('snapshot', base.B, lambda: cloud.take_snapshot(instance)),
+            ('periods', base.B, cloud.watch)]
+
+
+def snapshot_and_end(cloud: Site) -> Pair:
+    """One is taken in the moment in which its volume has arrived."""
+    instance = left(cloud)
+    arrived(cloud)
+    return [('snapshot', base.B, lambda: cloud.take_snapshot(instance)),
+            ('periods', base.B, cloud.watch)]
+
+
+def snapshot_and_snapshot(cloud: Site) -> Pair:
+    instance = left(cloud)
+    return [('snapshot', base.B, lambda: cloud.take_snapshot(instance)),
+            ('another', base.B, lambda: cloud.take_snapshot(instance))]
+
+
+def delete_snapshot_and_attach(cloud: Site) -> Pair:
+    """Its volume leaves while a snapshot is deleted."""
+    instance = cloud.create(base.A)
+    cloud.take_snapshot(instance)
+    attach = cloud.reserved(instance, base.B)
+    return [('delete', base.A,
+             lambda: cloud.delete_snapshot(instance, may_fail=True)),
+            ('attach', base.A, attach)]
+
+
+def delete_snapshot_and_end(cloud: Site) -> Pair:
+    """A source that stays for its snapshots is needed no longer."""
+    instance = with_snapshot(cloud)
+    arrived(cloud)
+    return [('delete', base.B, lambda: cloud.delete_snapshot(instance)),
+            ('periods', base.B, cloud.watch)]
+
+
+def delete_snapshot_and_restart(cloud: Site) -> Pair:
+    instance = with_snapshot(cloud)
+    return [('delete', base.B,
+             lambda: cloud.delete_snapshot(instance, may_fail=True)),
+            ('restart', base.A, lambda: cloud.boot(base.A))]
+
+
+def delete_snapshot_and_copy(cloud: Site) -> Pair:
+    """A volume is made of a snapshot that is being deleted."""
+    instance = with_snapshot(cloud)
+
+    def copy() -> None:
+        with contextlib.suppress(cinder_exception.SnapshotNotFound):
+            cloud.create_from_snapshot(instance, base.C, may_fail=True)
+    return [('copy', base.C, copy),
+            ('delete', base.B,
+             lambda: cloud.delete_snapshot(instance, may_fail=True))]
+
+
 PAIRS = (attach_and_delete, attach_and_delete_in_mid_move, attach_and_extend,
          attach_and_attach, attach_here_and_there, attach_and_give_up,
          attach_and_periods, attach_on_and_end, attach_back_and_end,
@@ -472,7 +539,11 @@ PAIRS = (attach_and_delete, attach_and_delete_in_mid_move, attach_and_extend,
          restart_and_attach, migrate_and_attach, migrate_and_extend,
          migrate_and_restart, clone_elsewhere_and_attach,
          clone_elsewhere_and_delete, clone_elsewhere_and_extend,
-         revert_and_periods, revert_and_end, revert_and_restart)
+         revert_and_periods, revert_and_end, revert_and_restart,
+         snapshot_and_attach, snapshot_and_periods, snapshot_and_end,
+         snapshot_and_snapshot, delete_snapshot_and_attach,
+         delete_snapshot_and_end, delete_snapshot_and_restart,
+         delete_snapshot_and_copy)
 
 
 @ddt.ddt
