@@ -6,7 +6,6 @@ back to an earlier moment, or that is empty, for a good one.  Who remembers
 what it has said before does not.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from lab import ledger as ledgers
@@ -24,7 +23,7 @@ class Witness:
         # Stamps on a disk that were durable, by its serial
         self._stamps: dict[str, int] = {}
 
-    def hear(self, console: str, reports: Sequence[dict[str, Any]]) -> int:
+    def hear(self, console: str, reports: list[dict[str, Any]]) -> int:
         """Take notice of what stands on a console; how many reports are new.
 
         :param console: which one: that of an instance on a node
@@ -32,9 +31,11 @@ class Witness:
         :raises StampError: a disk is wrong, or has less than it had
         """
         before = self._heard.get(console, [])
+        if before[:len(reports)] == reports:
+            return 0  # nothing new, or its end was lost with a node's power
         # A guest that boots, or comes to a node, has a new console.
-        known = (len(before) if list(reports[:len(before)]) == before else 0)
-        self._heard[console] = list(reports)
+        known = len(before) if reports[:len(before)] == before else 0
+        self._heard[console] = reports
         for report in reports[known:]:
             self._judge(report)
         return len(reports) - known

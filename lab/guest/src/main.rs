@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use std::{process, thread};
 
 use localstor_lab_guest::block::Block;
@@ -167,6 +167,9 @@ fn write_stamps(
         serial,
         size,
         before: &before,
+        at: SystemTime::UNIX_EPOCH
+            .elapsed()
+            .map_or(0, |since| since.as_secs()),
     });
     loop {
         let reported = Instant::now();

@@ -17,6 +17,8 @@ pub enum Report<'a> {
         size: u64,
         /// `null` for a zone without any.
         before: &'a [Option<u64>],
+        /// When, in seconds by the guest's clock: no other life says the same.
+        at: u64,
     },
     /// It has another size.
     Resized {

@@ -9,8 +9,9 @@ VOLUME = '025b19fd-528a-4477-befe-13ef20204515'
 SERIAL = VOLUME[:20]
 
 
-def found(*before):
-    return {'event': 'found', 'serial': SERIAL, 'before': list(before)}
+def found(*before, at=0):
+    return {'event': 'found', 'serial': SERIAL, 'before': list(before),
+            'at': at}
 
 
 def alive(stamps):
@@ -61,6 +62,20 @@ class WitnessTest(base.BaseTestCase):
 
         self.assertRaises(ledgers.StampError, self.witness.hear, 'here',
                           [found(3), alive(4), alive(5)])
+
+    def test_console_whose_end_was_lost_is_the_same(self):
+        self.witness.hear('here', [found(3), alive(5), alive(7)])
+
+        self.assertEqual(0, self.witness.hear('here', [found(3), alive(5)]))
+        self.assertEqual(0, self.witness.hear('here', []))
+        self.assertEqual(0, self.witness.hear('here', [found(3), alive(5)]))
+        self.assertEqual(7, self.witness.stamps(VOLUME))
+
+    def test_disk_that_went_back_to_the_last_boot_is_an_error(self):
+        self.witness.hear('here', [found(3, at=1), alive(5), alive(7)])
+
+        self.assertRaises(ledgers.StampError, self.witness.hear, 'here',
+                          [found(3, at=2), alive(5)])
 
     def test_volume_with_other_content_begins_anew(self):
         self.witness.hear('here', [found(None), alive(7)])
