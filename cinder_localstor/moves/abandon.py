@@ -7,6 +7,7 @@ knows that it will never come back.
 
 from cinder import context
 from cinder import objects
+import tenacity
 
 from cinder_localstor import exception
 from cinder_localstor.moves import table
@@ -33,6 +34,9 @@ _WRITTEN = (table.State.STARTING, table.State.MIGRATING,
             table.State.COMPLETING)
 
 
+@tenacity.retry(
+    retry=tenacity.retry_if_exception_type(exception.MoveChanged),
+    stop=tenacity.stop_after_attempt(3), reraise=True)
 def abandon(ctxt: context.RequestContext, move_id: str,
             written_is_lost: bool = False) -> rows.Move:
     """Let a move go on without its lost node.
@@ -45,6 +49,7 @@ def abandon(ctxt: context.RequestContext, move_id: str,
     :returns: the move as it is now
     :raises NoSuchMove: it has ended, or never was
     :raises NotAbandoned: the node is up, or has what no other node has
+    :raises MoveChanged: it went on each time that this was to be recorded
     """
     move = rows.get(ctxt, move_id)
     if move is None:

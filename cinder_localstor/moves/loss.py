@@ -55,6 +55,8 @@ def declare(ctxt: context.RequestContext, host: str,
             moves.append(abandon.abandon(ctxt, move.move_id, written_is_lost))
         except exception.NotAbandoned as error:
             waiting.append((move, str(error)))
+        except exception.NoSuchMove:
+            pass  # it has ended meanwhile
     snapshots = [copy.snapshot_id for copy in rows.snapshots_on(ctxt, host)]
     for snapshot_id in snapshots:
         rows.give_up_snapshot(ctxt, snapshot_id)

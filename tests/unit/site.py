@@ -807,8 +807,10 @@ class Site(base.Cloud):
         """A snapshot holds what its volume held then, on a node that is on and
         serves it.
         """
+        if not snapshot.is_good:
+            return
         place = rows.place_of(self.ctxt, snapshot.row.id)
-        if not snapshot.is_good or place in self.off:
+        if place in self.off:
             return
         node = self.nodes[place]
         path = base.snapshot_path(node, snapshot.row.id)

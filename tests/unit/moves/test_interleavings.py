@@ -22,6 +22,7 @@ import ddt
 import sqlalchemy as sa
 
 from cinder_localstor import exception
+from cinder_localstor.moves import loss
 from cinder_localstor.node import simulated
 from cinder_localstor import rows
 from tests.unit import base
@@ -53,6 +54,8 @@ class Site(site.Site):
     """A site in which several requests can be under way."""
 
     run: interleavings.Run | None = None
+    # Nodes that an operator takes for lost
+    lost: tuple[str, ...] = ()
 
     def on(self, host: str) -> contextlib.AbstractContextManager[None]:
         return self.run.on(host) if self.run else contextlib.nullcontext()
@@ -153,6 +156,21 @@ class Site(site.Site):
             return
         volume.update({'size': size, 'status': before})
         volume.save()
+
+    def declare_lost(self, host: str) -> None:
+        """Tell that a node never comes back, or be refused."""
+        with contextlib.suppress(exception.NotLost):
+            loss.declare(self.ctxt, host, written_is_lost=True)
+
+    def clear(self, host: str) -> None:
+        """Remove what the log of a node names that was taken for lost.
+
+        :raises AssertionError: it is active, or the node has more to do
+        """
+        for left in self.leftovers([instance.volume
+                                    for instance in self.instances]):
+            assert left[0] == host and left[1] in ('volume', 'tag'), left
+            self.nodes[host].volumes.disks.pop(left[2], None)
 
 
 class Peers(site.Peers):
@@ -529,6 +547,108 @@ def delete_snapshot_and_copy(cloud: Site) -> Pair:
              lambda: cloud.delete_snapshot(instance, may_fail=True))]
 
 
+def lose(cloud: Site, host: str) -> None:
+    """A node fails, and an operator says that it never comes back."""
+    cloud.cut_power(host)
+    cloud.services[host].disabled = True
+    cloud.services[host].save()
+    cloud.lost = (host,)
+
+
+def lost(cloud: Site) -> site.Instance:
+    """One of A that had hardly arrived when its guest's node was lost."""
+    instance = arriving(cloud)
+    lose(cloud, base.B)
+    return instance
+
+
+def lost_and_period(cloud: Site) -> Pair:
+    """An operator gives up what was written; the source looks."""
+    lost(cloud)
+    return [('lost', 'operator', lambda: cloud.declare_lost(base.B)),
+            ('period', base.A, lambda: cloud.period(base.A))]
+
+
+def lost_and_restart(cloud: Site) -> Pair:
+    """The source starts."""
+    lost(cloud)
+    cloud.nodes[base.A].cut_power()
+    return [('lost', 'operator', lambda: cloud.declare_lost(base.B)),
+            ('restart', base.A, lambda: cloud.boot(base.A))]
+
+
+def lost_and_return(cloud: Site) -> Pair:
+    """What was taken for lost comes back."""
+    lost(cloud)
+    return [('lost', 'operator', lambda: cloud.declare_lost(base.B)),
+            ('restart', base.B, lambda: cloud.boot(base.B))]
+
+
+def lost_and_lost(cloud: Site) -> Pair:
+    """Two operators know it."""
+    lost(cloud)
+    return [('lost', 'operator', lambda: cloud.declare_lost(base.B)),
+            ('lost again', 'other', lambda: cloud.declare_lost(base.B))]
+
+
+def lost_and_attach(cloud: Site) -> Pair:
+    """Its guest is to be started anew."""
+    instance = lost(cloud)
+    attach = cloud.reserved(instance, base.A)
+    return [('lost', 'operator', lambda: cloud.declare_lost(base.B)),
+            ('attach', base.A, attach)]
+
+
+def lost_source_and_end(cloud: Site) -> Pair:
+    """The source is lost that is needed no longer."""
+    left(cloud)
+    arrived(cloud)
+    lose(cloud, base.A)
+    return [('lost', 'operator', lambda: cloud.declare_lost(base.A)),
+            ('period', base.B, lambda: cloud.period(base.B))]
+
+
+def returning(cloud: Site) -> site.Instance:
+    """One that comes back from a lost node."""
+    instance = lost(cloud)
+    cloud.declare_lost(base.B)
+    cloud.give_up(instance, base.B)
+    return instance
+
+
+def return_and_return(cloud: Site) -> Pair:
+    """The lost node starts while a volume comes back from it."""
+    returning(cloud)
+    return [('period', base.A, lambda: cloud.period(base.A)),
+            ('restart', base.B, lambda: cloud.boot(base.B))]
+
+
+def return_and_attach(cloud: Site) -> Pair:
+    instance = returning(cloud)
+    attach = cloud.reserved(instance, base.A)
+    return [('period', base.A, lambda: cloud.period(base.A)),
+            ('attach', base.A, attach)]
+
+
+def return_and_attach_elsewhere(cloud: Site) -> Pair:
+    instance = returning(cloud)
+    attach = cloud.reserved(instance, base.C)
+    return [('period', base.A, lambda: cloud.period(base.A)),
+            ('attach', base.A, attach)]
+
+
+def return_and_delete(cloud: Site) -> Pair:
+    instance = returning(cloud)
+    return [('period', base.A, lambda: cloud.period(base.A)),
+            ('delete', base.A, lambda: cloud.destroy(instance))]
+
+
+def return_and_extend(cloud: Site) -> Pair:
+    instance = returning(cloud)
+    return [('period', base.A, lambda: cloud.period(base.A)),
+            ('extend', base.A, lambda: cloud.grow(instance))]
+
+
 PAIRS = (attach_and_delete, attach_and_delete_in_mid_move, attach_and_extend,
          attach_and_attach, attach_here_and_there, attach_and_give_up,
          attach_and_periods, attach_on_and_end, attach_back_and_end,
@@ -543,7 +663,10 @@ PAIRS = (attach_and_delete, attach_and_delete_in_mid_move, attach_and_extend,
          snapshot_and_attach, snapshot_and_periods, snapshot_and_end,
          snapshot_and_snapshot, delete_snapshot_and_attach,
          delete_snapshot_and_end, delete_snapshot_and_restart,
-         delete_snapshot_and_copy)
+         delete_snapshot_and_copy, lost_and_period, lost_and_restart,
+         lost_and_return, lost_and_lost, lost_and_attach,
+         lost_source_and_end, return_and_return, return_and_attach,
+         return_and_attach_elsewhere, return_and_delete, return_and_extend)
 
 
 @ddt.ddt
@@ -553,6 +676,8 @@ class PairTest(site.TestCase):
         super().setUp()
         self.patch('cinder_localstor.peers.rpc.PeerAPI',
                    side_effect=lambda host, _time: Peers(self.site, host))
+        self.patch('cinder_localstor.peers.directory.down',
+                   side_effect=lambda _ctxt: self.site.down)
         self.share_database()
 
     @ddt.data(*PAIRS)
@@ -606,4 +731,6 @@ def judge(cloud: Site) -> None:
     for host in cloud.nodes:
         cloud.boot(host)
     cloud.settle()
+    for host in cloud.lost:
+        cloud.clear(host)
     cloud.end()
