@@ -31,7 +31,7 @@ from tests.unit import site
 
 # Schedules of each pair: always the same, or so many new ones with two
 # preemptions
-SAME = 4
+SAME = 3
 NEW = int(os.environ.get('LOCALSTOR_SOAK_ORDERS', '0'))
 SCHEDULE = os.environ.get('LOCALSTOR_SCHEDULE')
 
@@ -547,6 +547,68 @@ def delete_snapshot_and_copy(cloud: Site) -> Pair:
              lambda: cloud.delete_snapshot(instance, may_fail=True))]
 
 
+def snapshot_and_extend(cloud: Site) -> Pair:
+    instance = left(cloud)
+    return [('snapshot', base.B,
+             lambda: cloud.take_snapshot(instance, may_fail=True)),
+            ('extend', base.B, lambda: cloud.grow(instance))]
+
+
+def snapshot_and_attach_on(cloud: Site) -> Pair:
+    """A volume moves on while a snapshot is taken of what has arrived."""
+    instance = left(cloud)
+    attach = cloud.reserved(instance, base.C)
+    return [('snapshot', base.B,
+             lambda: cloud.take_snapshot(instance, may_fail=True)),
+            ('attach', base.B, attach)]
+
+
+def delete_snapshot_and_extend(cloud: Site) -> Pair:
+    instance = cloud.create(base.A)
+    cloud.take_snapshot(instance)
+    return [('delete', base.A,
+             lambda: cloud.delete_snapshot(instance, may_fail=True)),
+            ('extend', base.A, lambda: cloud.grow(instance))]
+
+
+def delete_snapshot_and_attach_back(cloud: Site) -> Pair:
+    """Its volume comes back to the node that has the snapshot."""
+    instance = with_snapshot(cloud)
+    attach = cloud.reserved(instance, base.A)
+    return [('delete', base.B,
+             lambda: cloud.delete_snapshot(instance, may_fail=True)),
+            ('attach', base.B, attach)]
+
+
+def copy_and_attach(cloud: Site) -> Pair:
+    """A volume leaves while another is made of its snapshot."""
+    instance = cloud.create(base.A)
+    cloud.take_snapshot(instance)
+    attach = cloud.reserved(instance, base.B)
+    return [('copy', base.C,
+             lambda: cloud.create_from_snapshot(instance, base.C,
+                                                may_fail=True)),
+            ('attach', base.A, attach)]
+
+
+def copy_and_end(cloud: Site) -> Pair:
+    """One is made of a snapshot whose volume has arrived elsewhere."""
+    instance = with_snapshot(cloud)
+    arrived(cloud)
+    return [('copy', base.C,
+             lambda: cloud.create_from_snapshot(instance, base.C)),
+            ('periods', base.B, cloud.watch)]
+
+
+def copy_and_restart(cloud: Site) -> Pair:
+    """The node starts that has the snapshot."""
+    instance = with_snapshot(cloud)
+    return [('copy', base.C,
+             lambda: cloud.create_from_snapshot(instance, base.C,
+                                                may_fail=True)),
+            ('restart', base.A, lambda: cloud.boot(base.A))]
+
+
 def lose(cloud: Site, host: str) -> None:
     """A node fails, and an operator says that it never comes back."""
     cloud.cut_power(host)
@@ -663,7 +725,10 @@ PAIRS = (attach_and_delete, attach_and_delete_in_mid_move, attach_and_extend,
          snapshot_and_attach, snapshot_and_periods, snapshot_and_end,
          snapshot_and_snapshot, delete_snapshot_and_attach,
          delete_snapshot_and_end, delete_snapshot_and_restart,
-         delete_snapshot_and_copy, lost_and_period, lost_and_restart,
+         delete_snapshot_and_copy, snapshot_and_extend,
+         snapshot_and_attach_on, delete_snapshot_and_extend,
+         delete_snapshot_and_attach_back, copy_and_attach, copy_and_end,
+         copy_and_restart, lost_and_period, lost_and_restart,
          lost_and_return, lost_and_lost, lost_and_attach,
          lost_source_and_end, return_and_return, return_and_attach,
          return_and_attach_elsewhere, return_and_delete, return_and_extend)
