@@ -131,6 +131,7 @@ class Run:
         self._written: dict[str, int] = {}
         self._read: dict[str, set[int]] = {}
         self._preemptions = 0
+        self._looks = False
         self.choices: list[Choice] = []
         self.trace: list[str] = []
         self.cut = False
@@ -159,8 +160,19 @@ class Run:
         operation.done = True
         self._hand_over()
 
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """What a test looks at between two steps is none itself."""
+        before, self._looks = self._looks, True
+        try:
+            yield
+        finally:
+            self._looks = before
+
     def current(self) -> Operation | None:
         """The operation that calls, if any does."""
+        if self._looks:
+            return None
         here = greenlet.getcurrent()
         return next((one for one in self.operations
                      if one.thread is here), None)

@@ -70,6 +70,10 @@ class Site(site.Site):
         with self.on(host):
             super().period(host)
 
+    def look(self):
+        with self.run.looking() if self.run else contextlib.nullcontext():
+            super().look()
+
     def describe(self) -> str:
         """All that a node or the database holds, in the words of each run.
         """
