@@ -15,7 +15,8 @@ The packages are layers, each calling only downwards:
 ``node``
     Adapters to the node's tools, each with a simulated twin.
 
-``nova`` is no layer of the driver: it runs in nova-compute.
+``nova`` and ``scheduler`` are no layers of the driver: they run in Nova's
+services, and in cinder-scheduler.
 
 ``rows`` stands beside ``peers``: Cinder's database rows that hold a move.
 """

@@ -153,6 +153,15 @@ LOCALSTOR_OPTS = [
                     'space for the volume.'),
 ]
 
+SCHEDULER_OPTS: list[cfg.Opt] = [
+    cfg.FloatOpt('localstor_node_weight_multiplier',
+                 default=10.0,
+                 help='How much cinder-scheduler prefers the node that a '
+                      "request names, beside 1.0 for the free space; 0 for "
+                      'not at all. Needs LocalStorWeigher among '
+                      'scheduler_default_weighers.'),
+]
+
 CINDER_OPTS = ('target_ip_address', 'target_helper', 'target_protocol',
                'target_port', 'target_prefix', 'volumes_dir',
                'iscsi_target_flags', 'iscsi_write_cache',
@@ -176,4 +185,5 @@ def register(conf: cfg.ConfigOpts = cfg.CONF) -> None:
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """For ``oslo-config-generator --namespace cinder_localstor``."""
-    return [(configuration.SHARED_CONF_GROUP, LOCALSTOR_OPTS)]
+    return [(configuration.SHARED_CONF_GROUP, LOCALSTOR_OPTS),
+            ('DEFAULT', SCHEDULER_OPTS)]

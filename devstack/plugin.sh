@@ -19,6 +19,7 @@ case "$1 ${2:-}" in
     'stack post-config')
         configure_localstor
         configure_localstor_nova
+        configure_localstor_scheduler
         configure_localstor_nova_scheduler
         ;;
     'stack test-config')

@@ -177,7 +177,9 @@ def cinder_control(place: services.Place) -> Sections:
                     'scheduler_default_filters':
                         'AvailabilityZoneFilter,CapacityFilter,'
                         'CapabilitiesFilter,JsonFilter,'
-                        'InstanceLocalityFilter'},
+                        'InstanceLocalityFilter',
+                    'scheduler_default_weighers':
+                        'CapacityWeigher,LocalStorWeigher'},
         'oslo_concurrency': {'lock_path': state / 'locks'},
         'coordination': {'backend_url': f'file://{state}/coordination'},
     }, place.options)

@@ -426,7 +426,7 @@ def request(cloud: clouds.Cloud, name: str, volume_id: str,
     """Ask for an instance that boots from a volume, as :func:`boot` does;
     does not wait.
     """
-    return _requested(cloud, name, 'volume', volume_id, node)
+    return _requested(cloud, name, node, source_type='volume', uuid=volume_id)
 
 
 def request_of_snapshot(cloud: clouds.Cloud, name: str, snapshot_id: str,
@@ -434,15 +434,25 @@ def request_of_snapshot(cloud: clouds.Cloud, name: str, snapshot_id: str,
     """Ask for an instance that boots from a volume that Nova is to make of a
     snapshot; does not wait.
     """
-    return _requested(cloud, name, 'snapshot', snapshot_id, node)
+    return _requested(cloud, name, node, source_type='snapshot',
+                      uuid=snapshot_id)
 
 
-def _requested(cloud: clouds.Cloud, name: str, source: str, source_id: str,
-               node: nodes.Node | None) -> Instance:
+def request_of_image(cloud: clouds.Cloud, name: str, volume_type: str,
+                     node: nodes.Node | None = None) -> Instance:
+    """Ask for an instance that boots from a volume of 1 GiB that Nova is to
+    make of :func:`image`; does not wait.
+    """
+    return _requested(cloud, name, node, source_type='image',
+                      uuid=image(cloud), volume_size=1,
+                      volume_type=volume_type)
+
+
+def _requested(cloud: clouds.Cloud, name: str, node: nodes.Node | None,
+               **disk: Any) -> Instance:
     asked_for = {'name': name, 'flavorRef': nova_setup.GUEST,
                  'networks': 'none', 'block_device_mapping_v2': [{
-                     'boot_index': 0, 'uuid': source_id,
-                     'source_type': source, 'destination_type': 'volume'}]}
+                     'boot_index': 0, 'destination_type': 'volume', **disk}]}
     if node:
         asked_for['host'] = node.name
     created = cloud.compute_api.post(

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """``localstor-nova-compute``: nova-compute with our class for local volumes.
 
-It registers the class and is nova-compute from then on, with its arguments and
-its files of configuration.  Nova itself has no way to add a class.
+It registers the class, lets volumes that Nova makes for a new instance be made
+on its node, and is nova-compute from then on, with its arguments and its files
+of configuration.  Nova itself has no way to add a class, nor a hint.
 """
 
+from collections.abc import Callable
+import functools
 import os
 import sys
+from typing import Any
 
 # Before all else: it chooses what threads are.
 from nova.cmd import compute
@@ -14,6 +18,8 @@ import nova.conf
 from nova import config
 from nova import version
 from oslo_log import log as logging
+
+from cinder_localstor.nova import opts
 
 CONF = nova.conf.CONF
 LOG = logging.getLogger(__name__)
@@ -48,10 +54,32 @@ def register(found: str) -> None:
             'Local volumes are used as by a stock nova-compute: this is Nova '
             '%(found)s, and cinder_localstor knows %(known)s. Online extend '
             'does not work: do not set localstor_online_extend in '
-            'cinder.conf.', {'found': found, 'known': ', '.join(
+            'cinder.conf. Volumes that Nova makes are made on any node.',
+            {'found': found, 'known': ', '.join(
                 '%d (%s)' % release for release in RELEASES.items())})
         return
     # Not before: in another release it may be another thing.
     from nova.virt.libvirt import driver
+    from nova.volume import cinder
     driver.VOLUME_DRIVERS[KIND] = DRIVER
+    cinder.cinderclient = made_here(cinder.cinderclient)
     LOG.info('Local volumes are used by %s', DRIVER)
+
+
+def made_here(client_of: Callable[..., Any]) -> Callable[..., Any]:
+    """Let volumes be made on this node, if they can.
+
+    nova-compute makes those of instances that it starts, and no others.
+
+    :param client_of: Nova's function that makes a client of Cinder
+    """
+    @functools.wraps(client_of)
+    def cinderclient(*arguments: Any, **options: Any) -> Any:
+        client = client_of(*arguments, **options)
+        # There is none where only the version of the API was asked for.
+        if client is not None:
+            client.volumes.create = functools.partial(
+                client.volumes.create,
+                scheduler_hints={opts.NODE_HINT: CONF.host})
+        return client
+    return cinderclient

@@ -5,6 +5,9 @@ from oslo_config import cfg
 
 GROUP = 'localstor'
 
+# Tells LocalStorWeigher of cinder-scheduler which node a volume is made for
+NODE_HINT = 'localstor:node'
+
 LOCAL_VOLUME_OPTS = [
     cfg.StrOpt('volume_io',
                default='native',

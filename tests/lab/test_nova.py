@@ -121,6 +121,22 @@ class SchedulerTest(InstanceTestCase):
             self.assertEqual({}, leftovers.moves(self.cloud))
             instance.assert_alive()
 
+    def test_volume_that_nova_makes_is_made_where_its_instance_starts(self):
+        # One of them has less room than the other.
+        for node in self.nodes:
+            instance = instances.request_of_image(
+                self.cloud, nova_setup.GUEST, 'local', node)
+            self.instances.append(instance)
+            self.wait_for('it has a volume', instance.volumes,
+                          timeout=2 * base.PATIENCE)
+            root, = instance.volumes()
+            self.volumes.append(root)
+            instance.wait_until_booted(root)
+            self.assertEqual(node.name, self.user.host(root))
+            # It has never been anywhere else.
+            self.assertEqual(root, self.user.copy_of(root))
+            instance.assert_alive()
+
     def test_instance_goes_to_no_node_without_room(self):
         here, there = self.nodes
         root = self.create_root(here)

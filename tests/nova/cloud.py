@@ -15,6 +15,7 @@ from nova.privsep import fs
 from nova.tests.fixtures import libvirt
 from nova.tests.functional.libvirt import base
 from nova.virt.libvirt import driver
+from nova.volume import cinder
 from oslo_concurrency import processutils
 from oslo_utils.fixture import uuidsentinel as uuids
 from oslo_utils import units
@@ -32,6 +33,8 @@ class Registered(fixtures.Fixture):
     def _setUp(self):
         self.useFixture(fixtures.MockPatchObject(
             driver, 'VOLUME_DRIVERS', dict(driver.VOLUME_DRIVERS)))
+        self.useFixture(fixtures.MockPatchObject(
+            cinder, 'cinderclient', cinder.cinderclient))
         compute.register(self._version)
 
 

@@ -5,10 +5,14 @@ import subprocess
 import sys
 import textwrap
 
+from cinderclient import client
 import ddt
+import fixtures
+from keystoneauth1 import session
 from nova import test
 from nova import version
 from nova.virt.libvirt import driver
+from nova.volume import cinder
 from oslo_utils import importutils
 
 from cinder_localstor.nova import compute
@@ -44,6 +48,47 @@ class RegisterTest(test.NoDBTestCase):
         self.assertTrue(issubclass(
             importutils.import_class(driver.VOLUME_DRIVERS['local']),
             importutils.import_class(STOCK)))
+
+
+@ddt.ddt
+class MadeHereTest(test.NoDBTestCase):
+    """A volume that Nova makes."""
+
+    def setUp(self):
+        super().setUp()
+        self.flags(host='node7')
+        self.client = client.Client('3.0', session=session.Session())
+        self.asked = self.useFixture(fixtures.MockPatchObject(
+            self.client.volumes, '_create')).mock
+        self.useFixture(fixtures.MockPatchObject(
+            cinder, 'cinderclient', side_effect=lambda *_arguments,
+            check_only=False, **_options: None if check_only
+            else self.client))
+
+    def made(self, found):
+        """What Cinder is asked for."""
+        self.useFixture(cloud.Registered(found))
+        # What it answers is nothing to Nova here.
+        self.useFixture(fixtures.MockPatchObject(
+            cinder, '_untranslate_volume_summary_view'))
+        cinder.API().create(None, 3, 'name', 'description', image_id='image')
+        _url, body, _key = self.asked.call_args.args
+        return body
+
+    def test_is_made_on_its_node(self):
+        body = self.made('34.0.0')
+        self.assertEqual({'localstor:node': 'node7'},
+                         body['OS-SCH-HNT:scheduler_hints'])
+        self.assertEqual((3, 'image'), (body['volume']['size'],
+                                        body['volume']['imageRef']))
+
+    def test_of_another_release_is_made_anywhere(self):
+        body = self.made('33.0.0')
+        self.assertFalse(body.get('OS-SCH-HNT:scheduler_hints'))
+
+    def test_version_is_asked_for_as_before(self):
+        self.useFixture(cloud.Registered())
+        self.assertIsNone(cinder.cinderclient(None, '3.44', check_only=True))
 
 
 class ProgramTest(test.NoDBTestCase):

@@ -287,6 +287,13 @@ class Services(base.Cloud):
         self.content[volume.id] = content
         return volume
 
+    def order(self, **hints):
+        """A volume of 1 GiB, wherever the scheduler has it made."""
+        self._publish()
+        return self.refresh(api.API().create(
+            self._operator(), 1, 'ordered', '', volume_type=self.case.vt,
+            scheduler_hints=hints))
+
     def manage(self, name, host=base.A):
         """Ask for a logical volume as a volume; its row afterwards."""
         self._publish()

@@ -12,8 +12,8 @@ ROOT = pathlib.Path(cinder_localstor.__file__).parent
 PACKAGE = ROOT.name
 
 # From the top to the bottom; what is beside each other knows nothing of it.
-LAYERS = (('cmd', 'driver', 'nova'), ('moves',), ('peers', 'rows'),
-          ('datapath',), ('node',), ('exception', 'opts'))
+LAYERS = (('cmd', 'driver', 'nova', 'scheduler'), ('moves',),
+          ('peers', 'rows'), ('datapath',), ('node',), ('exception', 'opts'))
 LEVELS = {name: level for level, names in enumerate(LAYERS)
           for name in names}
 # Who puts a node together; all others know the interface alone.

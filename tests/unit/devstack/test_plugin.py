@@ -20,6 +20,7 @@ from cinder_localstor.node import lvm
 from cinder_localstor.node import nvme
 from cinder_localstor.node import privileged
 from cinder_localstor import opts
+from cinder_localstor import scheduler
 from tests.unit.devstack import machine
 
 SCHEDULER = machine.REPOSITORY / 'cinder_localstor' / 'nova' / 'scheduler.py'
@@ -238,6 +239,15 @@ class NovaTest(PluginTestCase):
         self.assertIn('available_filters = nova.scheduler.filters.all_filters',
                       conf)
         self.assertRegex(conf, 'enabled_filters *= *ComputeFilter,')
+
+    def test_cinder_scheduler_heeds_the_node_that_a_request_names(self):
+        self.run_script('stack')
+        conf = self.machine.path('etc/cinder/cinder.conf').read_text()
+        weighers, = re.findall('^scheduler_default_weighers *= *(.+)$', conf,
+                               re.MULTILINE)
+        self.assertEqual(['CapacityWeigher',
+                          scheduler.LocalStorWeigher.__name__],
+                         weighers.split(','))
 
     def test_what_is_chosen_no_more_is_taken_back(self):
         self.unit().parent.mkdir()

@@ -53,7 +53,8 @@ class NamesTest(base.BaseTestCase):
                               if text not in known])
 
     def test_options(self):
-        known = {opt.name for opt in opts.LOCALSTOR_OPTS}
+        known = {opt.name for _section, found in opts.list_opts()
+                 for opt in found}
         for path in PAGES:
             text = PACKAGE.sub('', path.read_text())
             self.assertEqual(set(), set(OPTION.findall(text)) - known,
