@@ -60,6 +60,8 @@ class InstancePlayer(actor.Actor):
         self._born = False
         # Attached or not: Nova knows
         self._data: list[str] = []
+        # Whether another instance is to boot from its root disk
+        self._begins_anew = False
         self._witness = witness.Witness()
         # Whether the root disk may get the image's content at any time
         self._reimaging = False
@@ -296,6 +298,9 @@ class InstancePlayer(actor.Actor):
         self._delete_unknown()
         if self._instance is not None and self._instance.status is None:
             self._instance = None
+        if self._instance is None and self._begins_anew:
+            self._begin_anew()
+            return False
         if self._instance is None:
             self._root = ''
         elif not self._is_up(self._instance.show()):
@@ -321,6 +326,13 @@ class InstancePlayer(actor.Actor):
         if status == 'ERROR' and not self._born:
             self._running.delete()
             return False
+        if status == 'ERROR' and shown['OS-EXT-SRV-ATTR:host'] is None:
+            # It could not be unshelved, and Nova lets nobody try it again.
+            self._journal.note(self.name, 'begins anew with ' + self._root)
+            self._journal.count('mended by hand')
+            self._begins_anew = True
+            self._running.delete()
+            return False
         if task or status not in ('ACTIVE', *REMEDIES):
             if self._is_overdue(self._running.id, '%s (%s)' % (status, task)):
                 if self._born:
@@ -341,6 +353,14 @@ class InstancePlayer(actor.Actor):
             if status != 'ERROR':
                 return False
         return self._lives(again=status == 'ERROR')
+
+    def _begin_anew(self) -> None:
+        """Boot another instance from the root disk of one that is deleted."""
+        if not all([self._is_well(volume) for volume in self._volumes()]):
+            return
+        self._instance = instances.request(self._cloud, self._new_name(),
+                                           self._root)
+        self._begins_anew = False
 
     def _strays(self, status: str) -> list[str]:
         """Volumes that Nova has noted as attached on another node, or on

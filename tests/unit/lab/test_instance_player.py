@@ -28,7 +28,8 @@ class OverdueTest(base.BaseTestCase):
         self.user.attachments.return_value = ['a']
         self.instance.attachments.return_value = {VOLUME: 'a'}
         self.instance.show.return_value = {
-            'status': 'ACTIVE', 'OS-EXT-STS:task_state': None}
+            'status': 'ACTIVE', 'OS-EXT-STS:task_state': None,
+            'OS-EXT-SRV-ATTR:host': 'node1'}
         self.useFixture(fixtures.MockPatchObject(
             instance_player.instances, 'named', return_value=[]))
         for name in ('_listen', '_lives'):
@@ -76,6 +77,27 @@ class OverdueTest(base.BaseTestCase):
         self.instance.delete.assert_not_called()
         self.instance.act.assert_called_once_with(
             *instance_player.REMEDIES['ERROR'])
+
+    def test_instance_that_is_nowhere_is_another_one_of_its_volume(self):
+        self.player._born = True
+        self.instance.show.return_value = {
+            'status': 'ERROR', 'OS-EXT-STS:task_state': None,
+            'OS-EXT-SRV-ATTR:host': None}
+        request = self.useFixture(fixtures.MockPatchObject(
+            instance_player.instances, 'request')).mock
+        with self.player._journal.fault('power cut'):
+            self.assertFalse(self.look(0, 'in-use'))
+            self.instance.delete.assert_called_once_with()
+            self.instance.status = None
+            # Its attachment has stayed.
+            self.assertFalse(self.look(10, 'in-use'))
+            self.user.remove_attachment.assert_called_once_with('a')
+            request.assert_not_called()
+            self.user.attachments.return_value = []
+            self.assertFalse(self.look(20, 'available'))
+        request.assert_called_once_with(mock.ANY, mock.ANY, VOLUME)
+        self.assertEqual([VOLUME], self.player._volumes())
+        self.assertIs(request.return_value, self.player._instance)
 
     def look_at_stray(self, status, host):
         """Nova has noted an attachment at a host; its instance is at node1,
