@@ -269,6 +269,28 @@ def snapshots_on(ctxt: context.RequestContext, host: str
             for snapshot_id, volume_id, size, status, origin in query]
 
 
+def unplaced(ctxt: context.RequestContext, host: str) -> list[copies.Copy]:
+    """The snapshots that can be used, and of which no row says where they lie,
+    of volumes on a backend; each depends on the volume's copy.
+    """
+    row, volume = models.Snapshot, models.Volume
+    with db.main_context_manager.reader.using(ctxt) as session:
+        query = session.query(row.id, row.volume_id, row.volume_size,
+                              row.status, volume._name_id)
+        query = query.join(volume, volume.id == row.volume_id).filter(
+            row.deleted == sa.false(), row.provider_location.is_(None),
+            row.status.in_(STANDING_SNAPSHOTS),
+            volume.deleted == sa.false(), _lives_on(host))
+        return [copies.Copy(
+            host=host, name=snapshot_copy_name(snapshot_id),
+            volume_id=volume_id, generation=FIRST_GENERATION,
+            size=size * units.Gi, role=copies.Role.SNAPSHOT, state=status,
+            snapshot_id=snapshot_id,
+            depends_on=copies.Origin(
+                host, db.CONF.volume_name_template % (name_id or volume_id)))
+                for snapshot_id, volume_id, size, status, name_id in query]
+
+
 def origins(ctxt: context.RequestContext, host: str,
             moves: Iterable[Move] | None = None) -> set[str]:
     """Names of the copies on a backend that snapshots depend on, those that

@@ -7,6 +7,7 @@ from oslo_log import log as logging
 from cinder_localstor.datapath import destination
 from cinder_localstor.datapath import handles
 from cinder_localstor import exception
+from cinder_localstor.moves import adoption
 from cinder_localstor.moves import registry
 from cinder_localstor.moves import scheduler
 from cinder_localstor.node import interface
@@ -25,6 +26,7 @@ class Recovery:
         """:param host: ``host@backend`` of this node"""
         self.host = host
         self._node = node
+        self._adoption = adoption.Adoption(host, node.volumes)
         self._handles = node_handles
         self._destination = on_destination
         self._scheduler = periodic
@@ -40,6 +42,8 @@ class Recovery:
         ctxt = context.get_admin_context()
         self._handles.resume_abandoned()
         found = registry.read(ctxt, self.host)
+        if self._adoption.adopt(ctxt, found):
+            found = registry.read(ctxt, self.host)
         self._thaw(found)
         rows.link(ctxt, found.moves)
         for copy in found.superseded():

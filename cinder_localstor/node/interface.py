@@ -295,6 +295,12 @@ class VolumeGroup(abc.ABC):
         """
 
     @abc.abstractmethod
+    def keep_active(self, name: str) -> None:
+        """Let a logical volume be active whenever its group is.  LVM makes
+        thin snapshots that are not.
+        """
+
+    @abc.abstractmethod
     def active_names(self) -> set[str]:
         """Names of all logical volumes whose device is there; no command."""
 

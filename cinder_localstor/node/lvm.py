@@ -551,6 +551,13 @@ class LVMVolumeGroup(interface.VolumeGroup):
         found = self._report().get(name)
         return found is None or not found['half_made']
 
+    def keep_active(self, name: str) -> None:
+        with lockutils.lock(self._lock):
+            self._run('lvchange', *UNMONITORED, '--setactivationskip', 'n',
+                      '--ignoreactivationskip', '--activate', 'y',
+                      '%s/%s' % (self.name, name))
+            self._flush()
+
     def active_names(self) -> set[str]:
         try:
             return set(os.listdir('/dev/' + self.name))

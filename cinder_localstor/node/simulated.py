@@ -140,7 +140,8 @@ class Disk:
     `tables` are bytes of its size that it has for LVM and its device has not.
     `room`, `taken_of` and `unfit` are those of
     :class:`interface.LogicalVolume`, and `is_open` is whether somebody has it
-    open who is none of ours.
+    open who is none of ours.  One that `is_skipped` is not active with its
+    group.
     """
 
     size: int
@@ -155,6 +156,7 @@ class Disk:
     unfit: str = ''
     ailment: str = ''
     is_open: bool = False
+    is_skipped: bool = False
 
     @property
     def used(self) -> int:
@@ -257,14 +259,19 @@ class SimulatedVolumeGroup(interface.VolumeGroup):
         return '%s-%s' % (self.name, name)
 
     def is_active(self, name: str) -> bool:
-        return name in self.disks and name not in self.lost
+        return name in self.active_names()
 
     @_fallible
     def activate(self, name: str) -> bool:
         return self.is_active(name)
 
+    @_fallible
+    def keep_active(self, name: str) -> None:
+        self.disks[name].is_skipped = False
+
     def active_names(self) -> set[str]:
-        return set(self.disks) - self.lost
+        return {name for name, disk in self.disks.items()
+                if not disk.is_skipped} - self.lost
 
     @_fallible
     def create(self, name: str, size: int, tags: frozenset[str]) -> bool:
