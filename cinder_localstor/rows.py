@@ -270,8 +270,8 @@ def snapshots_on(ctxt: context.RequestContext, host: str
 
 
 def unplaced(ctxt: context.RequestContext, host: str) -> list[copies.Copy]:
-    """The snapshots that can be used, and of which no row says where they lie,
-    of volumes on a backend; each depends on the volume's copy.
+    """The snapshots of volumes on a backend of which no row says where they
+    lie; each depends on the volume's copy.
     """
     row, volume = models.Snapshot, models.Volume
     with db.main_context_manager.reader.using(ctxt) as session:
@@ -279,7 +279,6 @@ def unplaced(ctxt: context.RequestContext, host: str) -> list[copies.Copy]:
                               row.status, volume._name_id)
         query = query.join(volume, volume.id == row.volume_id).filter(
             row.deleted == sa.false(), row.provider_location.is_(None),
-            row.status.in_(STANDING_SNAPSHOTS),
             volume.deleted == sa.false(), _lives_on(host))
         return [copies.Copy(
             host=host, name=snapshot_copy_name(snapshot_id),

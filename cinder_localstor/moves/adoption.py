@@ -63,10 +63,11 @@ class Adoption:
         label = copies.Label(found.tags)
         if copy.depends_on is None:
             return not label
-        # Its row comes last: it may have got its tags before.
+        # Its row comes last: it may have got its tags before.  So comes that
+        # of one which an operator lets Cinder manage, and which is given back.
         return (found.taken_of == copy.depends_on.name
-                and label.snapshot_id in ('', copy.snapshot_id)
-                and bool(label) == bool(label.snapshot_id))
+                and (not label or label.snapshot_id == copy.snapshot_id)
+                and not label.former)
 
     def _adopt(self, ctxt: context.RequestContext, copy: copies.Copy,
                found: interface.LogicalVolume) -> None:

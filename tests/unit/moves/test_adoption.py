@@ -7,6 +7,7 @@ import ddt
 from oslo_utils import units
 
 from cinder_localstor.datapath import handles
+from cinder_localstor.datapath import transfer
 from cinder_localstor.node import simulated
 from cinder_localstor import rows
 from tests.unit import base
@@ -132,6 +133,23 @@ class SnapshotTest(AdoptionTestCase):
         self.assertIsNone(self.cloud.delete_snapshot(self.snapshot))
         self.cloud.settle()
         self.assertEqual([], self.cloud.leftovers([self.volume, copy]))
+
+    def test_one_that_could_not_be_deleted_can_be(self):
+        self.cloud.set_snapshot_status(self.snapshot, 'error_deleting')
+        self.adopt()
+        self.assertIsNone(self.cloud.delete_snapshot(self.snapshot))
+        self.assertEqual([], self.cloud.leftovers([self.volume]))
+
+    def test_one_that_was_being_managed_is_given_back(self):
+        disk = self.disk_of(self.snapshot)
+        self.cloud.set_snapshot_status(self.snapshot, 'error')
+        self.forget(self.snapshot)
+        disk.tags = transfer.tags(
+            volume=self.volume.id, snapshot=self.snapshot.id, generation=1,
+            former='mine')
+        self.restart()
+        self.assertIsNone(self.cloud.delete_snapshot(self.snapshot))
+        self.assertIs(disk, self.disks['mine'])
 
     def test_it_gets_room_for_all_that_can_change(self):
         disk = self.disk_of(self.snapshot)
