@@ -929,12 +929,15 @@ def forget_export(ctxt: context.RequestContext, volume_id: str) -> None:
 
 def attachments(ctxt: context.RequestContext, volume_id: str
                 ) -> list[dict[str, Any]]:
-    """`id`, `instance_uuid`, `status`, `mountpoint` and `connector` of all
-    attachments.
+    """`id`, `instance_uuid`, `status`, `mountpoint`, `connector` and `kind` of
+    all attachments; the last is the ``driver_volume_type`` of its connection,
+    '' as long as Cinder has not noted that.
     """
     return [{'id': row.id, 'instance_uuid': row.instance_uuid,
              'status': row.attach_status, 'mountpoint': row.mountpoint,
-             'connector': json.loads(row.connector) if row.connector else {}}
+             'connector': json.loads(row.connector) if row.connector else {},
+             'kind': json.loads(row.connection_info or '{}').get(
+                 'driver_volume_type', '')}
             for row in db.volume_attachment_get_all_by_volume_id(
                 ctxt.elevated(), volume_id)]
 

@@ -119,9 +119,13 @@ class Handles:
             raise exception.VolumeInUse(
                 volume_name=name, host='this node', device=self.path(name))
 
+    def is_there(self, name: str) -> bool:
+        """Whether there is a handle; no command."""
+        return self._node.device_mapper.exists(handle_name(name))
+
     def check_there(self, name: str) -> None:
         """:raises HandleMissing: there is no handle"""
-        if not self._node.device_mapper.exists(handle_name(name)):
+        if not self.is_there(name):
             raise exception.HandleMissing(name=name)
 
     def held(self, names: Sequence[str]

@@ -97,8 +97,9 @@ class LocalStorDriver(driver.VolumeDriver):
         self._make_node = kwargs.get('make_node', real.node)
         self._workers = kwargs.get('workers')
         self._rpc_server = None
-        # Volumes with a remote connection whose handle is not there yet
-        self._unexported: set[str] = set()
+        # Volumes with a remote connection that are not exported yet, with the
+        # reason that was told
+        self._unexported: dict[str, str] = {}
         # Shared volumes that were exported to nobody at the last look
         self._idle_exports: set[str] = set()
         self._watch: loopingcall.FixedIntervalLoopingCall | None = None
@@ -148,8 +149,9 @@ class LocalStorDriver(driver.VolumeDriver):
     def set_initialized(self) -> None:
         super().set_initialized()
         # Cinder asks for the exports of what is in use and of no other.
-        self._unexported.update(rows.exported(context.get_admin_context(),
-                                              self.host))
+        for volume_id in rows.exported(context.get_admin_context(),
+                                       self.host):
+            self._unexported.setdefault(volume_id, '')
         self._rpc_server = rpc.serve(self.host, self._service.answers)
         self._service.scheduler.warm_up()
         self._watch = loopingcall.FixedIntervalLoopingCall(self._watch_moves)
@@ -697,7 +699,7 @@ class LocalStorDriver(driver.VolumeDriver):
             return
         if self._mover.is_arriving(ctxt, volume):
             # Its handle is built when its source is there again.
-            self._unexported.add(volume.id)
+            self._unexported.setdefault(volume.id, '')
         else:
             self._ensure(ctxt, volume)
 
@@ -728,11 +730,13 @@ class LocalStorDriver(driver.VolumeDriver):
             except cinder_exception.VolumeNotFound:
                 pass  # it was deleted
             except Exception as error:
-                LOG.warning('Volume %(volume)s is not exported yet: '
-                            '%(error)s',
-                            {'volume': volume_id, 'error': error})
+                if self._unexported[volume_id] != str(error):
+                    self._unexported[volume_id] = str(error)
+                    LOG.warning('Volume %(volume)s is not exported yet: '
+                                '%(error)s',
+                                {'volume': volume_id, 'error': error})
                 continue
-            self._unexported.discard(volume_id)
+            del self._unexported[volume_id]
 
     def remove_export(self, ctxt: context.RequestContext,
                       volume: objects.Volume) -> None:
@@ -755,13 +759,19 @@ class LocalStorDriver(driver.VolumeDriver):
         rows.forget_export(ctxt, volume.id)
         volume.provider_location = None
         volume.provider_auth = None
+        # What Cinder's own driver has exported by LIO nobody else could open.
+        if not self._handles.is_there(volume.name):
+            self._service.recovery.restore(ctxt, volume.id)
 
     def _remote_ones(self, ctxt: context.RequestContext,
                      attachments: list[dict[str, Any]]
                      ) -> list[dict[str, Any]]:
-        """Those of some attachments that are connected from elsewhere."""
-        return [row for row in attachments if row['connector']
-                and self._directory.find(ctxt, row['connector']) != self.host]
+        """Those of some attachments that are connected from elsewhere, or
+        from here as from elsewhere: by Cinder's own driver.
+        """
+        return [row for row in attachments if row['connector'] and (
+            row['kind'] not in ('', LOCAL)
+            or self._directory.find(ctxt, row['connector']) != self.host)]
 
     def initialize_connection(self, volume: objects.Volume,
                               connector: dict[str, Any], **kwargs: Any

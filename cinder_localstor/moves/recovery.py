@@ -54,6 +54,15 @@ class Recovery:
         self._handles.restore(found.restored(), others=found.names())
         self._scheduler.tend_exports(list(found.moves))
 
+    def restore(self, ctxt: context.RequestContext, volume_id: str) -> None:
+        """Bring back the handle of a volume that lives here, if it could not
+        be made at the start.
+        """
+        found = registry.read(ctxt, self.host)
+        self._handles.restore([copy for copy in found.restored()
+                               if copy.volume_id == volume_id],
+                              others=found.names())
+
     def _thaw(self, found: registry.Registry) -> None:
         """Let guests go on for whom a snapshot was just being taken."""
         devices = self._node.device_mapper.devices() if found.arriving else {}

@@ -460,8 +460,8 @@ class LVMVolumeGroup(interface.VolumeGroup):
                     % full_name)
         if row['skipped'] or not row['active']:
             return ("it is not active, or would not be after a restart. Run "
-                    "'lvchange --setactivationskip n --activate y "
-                    "--ignoreactivationskip %s'" % full_name)
+                    "'lvchange --setactivationskip n %s' and 'lvchange "
+                    "--activate y %s'" % (full_name, full_name))
         if row['size'] < _room(row):
             return ("it would be full before all of '%s' has changed, and "
                     "lost. Run 'lvextend --size %db %s'"
@@ -552,10 +552,10 @@ class LVMVolumeGroup(interface.VolumeGroup):
         return found is None or not found['half_made']
 
     def keep_active(self, name: str) -> None:
+        # lvchange does one of the two at a time.
         with lockutils.lock(self._lock):
-            self._run('lvchange', *UNMONITORED, '--setactivationskip', 'n',
-                      '--ignoreactivationskip', '--activate', 'y',
-                      '%s/%s' % (self.name, name))
+            for change in (('--setactivationskip', 'n'), ('--activate', 'y')):
+                self._run('lvchange', *change, '%s/%s' % (self.name, name))
             self._flush()
 
     def active_names(self) -> set[str]:

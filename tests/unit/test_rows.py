@@ -513,7 +513,7 @@ class AttachmentsTest(RowsTestCase):
         attachment.create()
         self.assertEqual(
             [{'id': attachment.id, 'instance_uuid': INSTANCE,
-              'status': 'attached', 'mountpoint': 'na',
+              'status': 'attached', 'mountpoint': 'na', 'kind': '',
               'connector': {'host': 'a'}}],
             rows.attachments(self.ctxt, self.volume.id))
 

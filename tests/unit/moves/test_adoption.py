@@ -3,6 +3,8 @@
 volume managers.
 """
 
+from cinder.db import api as db
+from cinder.volume import rpcapi
 import ddt
 from oslo_utils import units
 
@@ -95,6 +97,60 @@ class VolumeTest(AdoptionTestCase):
             self.assertEqual(frozenset(), self.disks[name].tags)
             self.assertNotIn(handles.handle_name(name),
                              self.node.device_mapper.nodes)
+
+
+class ConnectedTest(AdoptionTestCase):
+    """Its guest is connected from its own node as from any other."""
+
+    def setUp(self):
+        super().setUp()
+        self.attachment = self.cloud.reserve(
+            self.volume, self.cloud.connector(A))
+        self.attachment.connection_info = {'driver_volume_type': 'iscsi'}
+        self.attachment.save()
+        self.cloud.set_status(self.volume, 'in-use')
+        self.cloud.driver(self.volume)._export(self.ctxt, self.volume.id)
+        self.forget()
+
+    def disconnect(self):
+        rpcapi.VolumeAPI().attachment_delete(
+            self.ctxt, self.attachment.id, self.cloud.refresh(self.volume))
+        db.volume_detached(self.ctxt, self.volume.id, self.attachment.id)
+
+    @property
+    def is_exported(self):
+        return self.volume.name in self.node.remote.exports
+
+    def test_its_export_stays_as_long_as_it_is_connected(self):
+        self.restart()
+        driver = self.cloud.driver(self.volume)
+        driver.remove_export(self.ctxt, self.cloud.refresh(self.volume))
+        self.assertTrue(self.is_exported)
+        self.assertEqual({self.cloud.connector(A)['initiator']},
+                         self.node.remote.admitted[self.volume.name])
+        self.disconnect()
+        self.assertFalse(self.is_exported)
+        self.cloud.arrive(self.volume)
+        self.assertEqual(B, self.cloud.host_of(self.volume))
+
+    def test_handle_is_made_when_nobody_is_connected_any_more(self):
+        """LIO lets nothing else open a logical volume."""
+        def refuse(_host, name):
+            busy = self.is_exported and 'DeviceMapper.create' in name
+            return simulated.Fault.ERROR if busy else None
+        self.node.faults.choose = refuse
+        with self.assertLogs('cinder_localstor', 'WARNING') as logs:
+            self.restart()
+            for _time in range(3):
+                self.cloud.driver(self.volume)._watch_moves()
+        self.assertEqual(1, sum('is not exported yet' in line
+                                for line in logs.output), logs.output)
+        name = handles.handle_name(self.volume.name)
+        self.assertNotIn(name, self.node.device_mapper.nodes)
+        self.disconnect()
+        self.assertIn(name, self.node.device_mapper.nodes)
+        self.assertEqual(self.cloud.content[self.volume.id],
+                         self.cloud.read(self.volume))
 
 
 @ddt.ddt
