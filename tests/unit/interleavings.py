@@ -24,15 +24,21 @@ import itertools
 import os
 import pickle
 import random
+import signal
 import traceback
+import types
 from typing import Any
+from typing import IO
 from unittest import mock
 
+from eventlet import patcher
 import greenlet
 from oslo_db.sqlalchemy import enginefacade
 
 from cinder_localstor.node import simulated
 
+# Seconds for a run, which takes less than one
+PATIENCE = 300
 # What steps touch besides single nodes and locks.  What is altered on one node
 # is in order with what is on another, since the judge looks at all of them.
 NODES, DATABASE = 'nodes', 'database'
@@ -251,6 +257,20 @@ class Run:
         finally:
             self._held.discard(key)
 
+    def wait_for(self, lock: tuple[str, str]) -> None:
+        """Wait until nobody holds a lock; control may change hands only if
+        somebody does.
+        """
+        operation = self.current()
+        if operation is not None and lock in self._held:
+            operation.waits = lock
+            self._hand_over()
+            operation.waits = None
+        self._held.add(lock)
+
+    def release(self, lock: tuple[str, str]) -> None:
+        self._held.discard(lock)
+
     @contextlib.contextmanager
     def on(self, host: str) -> Iterator[None]:
         """What runs on another node takes locks there."""
@@ -288,6 +308,9 @@ class Run:
                 '_transaction_scope', transaction))
             stack.enter_context(mock.patch(
                 'oslo_concurrency.lockutils.lock', self.lock))
+            stack.enter_context(mock.patch(
+                'cinder_localstor.moves.facts.threading',
+                types.SimpleNamespace(Lock=lambda: _ThreadsLock(self))))
             for kind, name in UNFAILING_LOOKS:
                 stack.enter_context(mock.patch.object(
                     kind, name, self._looking(kind, name)))
@@ -301,6 +324,22 @@ class Run:
                 kind.__name__, name), writes=False))
             return method(node, *arguments)
         return look
+
+
+class _ThreadsLock:
+    """Stands in for :class:`threading.Lock` where that is held while a node
+    is asked.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._key = ('threads', str(id(self)))
+
+    def __enter__(self) -> None:
+        self._run.wait_for(self._key)
+
+    def __exit__(self, *_error: object) -> None:
+        self._run.release(self._key)
 
 
 @dataclasses.dataclass
@@ -407,7 +446,8 @@ class Explorer:
             gc.disable()
             try:
                 os.close(reader)
-                with os.fdopen(writer, 'wb') as pipe:
+                with os.fdopen(writer, 'wb') as pipe, _watched(schedule,
+                                                               pipe):
                     pickle.dump(self._perform_one(schedule), pipe)
             finally:
                 os._exit(0)
@@ -437,3 +477,22 @@ class Explorer:
         except BaseException as error:
             finding = ''.join(traceback.format_exception(error))
         return Outcome(run.choices, run.trace, end, finding)
+
+
+@contextlib.contextmanager
+def _watched(schedule: Sequence[int], pipe: IO[bytes]) -> Iterator[None]:
+    """Tell where an operation is that waits for something outside of all."""
+    def tell(*_arguments: object) -> None:
+        stacks = [''.join(traceback.format_stack(found.gr_frame))
+                  for found in gc.get_objects()
+                  if isinstance(found, greenlet.greenlet) and found.gr_frame]
+        # Eventlet's would wait in the loop that is waiting already.
+        patcher.original('os').write(pipe.fileno(), pickle.dumps(Outcome(
+            [], [], '', 'hangs after schedule %s:\n%s' % (
+                write_schedule(schedule), '\n'.join(stacks)))))
+        os._exit(0)
+
+    signal.signal(signal.SIGALRM, tell)
+    signal.alarm(PATIENCE)
+    yield
+    signal.alarm(0)

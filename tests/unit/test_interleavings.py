@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import threading
+
 import ddt
 from oslo_concurrency import lockutils
 
@@ -94,6 +96,17 @@ class ExplorerTest(base.TestCase):
             self.explorer([forth, back], lambda counter: None).explore)
         self.assertIn('deadlock: forth waits for lock localstor-two',
                       str(finding))
+
+    def test_operation_that_waits_for_ever_is_told(self):
+        self.patch('tests.unit.interleavings.PATIENCE', 1)
+
+        def wait(counter):
+            threading.Event().wait()
+
+        finding = self.assertRaises(
+            interleavings.Finding,
+            self.explorer([wait], lambda counter: None).explore)
+        self.assertIn('in wait', str(finding))
 
     @ddt.data((0, {'abxy', 'xyab'}),
               (1, {'abxy', 'xyab', 'axyb', 'xaby'}),
