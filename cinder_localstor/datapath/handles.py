@@ -3,6 +3,7 @@
 
 from collections.abc import Container
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import dataclasses
@@ -365,17 +366,18 @@ class Handles:
                     self._node.volumes.path(volume.name), start)))
         return table
 
-    def restore(self, wanted: list[copies.Copy], others: Container[str] = ()
-                ) -> dict[str, Exception]:
+    def restore(self, wanted: list[copies.Copy],
+                volumes: Mapping[str, interface.LogicalVolume],
+                others: Container[str] = ()) -> dict[str, Exception]:
         """Build the missing handles of copies that lie on their logical
         volumes alone.
 
         One bad volume does not keep the others from being built.
 
+        :param volumes: all of the group
         :param others: names of copies that somebody else takes care of
         :returns: what went wrong, by name of the copy
         """
-        volumes = self._node.volumes.logical_volumes()
         known = {copy.name for copy in wanted}
         for name, volume in volumes.items():
             if (name not in known and name not in others
@@ -437,7 +439,7 @@ class Handles:
                  'generation': label.generation})
 
     def _present(self, copy: copies.Copy,
-                 volumes: dict[str, interface.LogicalVolume]
+                 volumes: Mapping[str, interface.LogicalVolume]
                  ) -> interface.LogicalVolume:
         """The logical volume of a copy, if that is what should be there."""
         try:

@@ -32,15 +32,16 @@ class Adoption:
         self.host = host
         self._group = group
 
-    def adopt(self, ctxt: context.RequestContext, found: registry.Registry
-              ) -> bool:
+    def adopt(self, ctxt: context.RequestContext, found: registry.Registry,
+              volumes: Mapping[str, interface.LogicalVolume]) -> bool:
         """Take what Cinder has here by name and nobody by tags; whether there
         was anything.
 
         What can't be taken is told in the log, and tried again at the next
         start.
+
+        :param volumes: all of the group
         """
-        volumes = self._group.logical_volumes()
         adopted = 0
         for copy in (*found.standing(), *rows.unplaced(ctxt, self.host)):
             if self._is_new(copy, volumes):

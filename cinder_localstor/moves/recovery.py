@@ -42,16 +42,18 @@ class Recovery:
         ctxt = context.get_admin_context()
         self._handles.resume_abandoned()
         found = registry.read(ctxt, self.host)
-        if self._adoption.adopt(ctxt, found):
-            found = registry.read(ctxt, self.host)
         self._thaw(found)
+        volumes = self._node.volumes.logical_volumes()
+        if self._adoption.adopt(ctxt, found, volumes):
+            found = registry.read(ctxt, self.host)
+            volumes = self._node.volumes.logical_volumes()
         rows.link(ctxt, found.moves)
         for copy in found.superseded():
             LOG.info('Copy %(name)s is not activated: volume %(volume)s has '
                      'moved on as generation %(generation)d',
                      {'name': copy.name, 'volume': copy.volume_id,
                       'generation': copy.generation + 1})
-        self._handles.restore(found.restored(), others=found.names())
+        self._handles.restore(found.restored(), volumes, found.names())
         self._scheduler.tend_exports(list(found.moves))
 
     def restore(self, ctxt: context.RequestContext, volume_id: str) -> None:
@@ -61,7 +63,8 @@ class Recovery:
         found = registry.read(ctxt, self.host)
         self._handles.restore([copy for copy in found.restored()
                                if copy.volume_id == volume_id],
-                              others=found.names())
+                              self._node.volumes.logical_volumes(),
+                              found.names())
 
     def _thaw(self, found: registry.Registry) -> None:
         """Let guests go on for whom a snapshot was just being taken."""

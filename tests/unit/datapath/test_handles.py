@@ -146,7 +146,8 @@ class OneVolumeTest(HandlesTestCase):
 class StandTest(HandlesTestCase):
 
     def restore(self, *wanted):
-        return self.handles.restore(list(wanted))
+        return self.handles.restore(list(wanted),
+                                    self.node.volumes.logical_volumes())
 
     def after_a_power_cut(self, *names):
         for name in names:
