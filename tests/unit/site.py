@@ -558,10 +558,13 @@ class Site(base.Cloud):
         return row.status == 'available'
 
     def create_from_snapshot(self, instance: Instance, host: str,
-                             may_fail: bool = False) -> bool:
-        """Make a volume of a snapshot that is good; whether it worked."""
-        snapshot = next(found for found in instance.snapshots.values()
-                        if found.is_good)
+                             may_fail: bool = False,
+                             snapshot: Snapshot | None = None) -> bool:
+        """Make a volume of a snapshot, or of one that is good; whether it
+        worked.
+        """
+        snapshot = snapshot or next(
+            found for found in instance.snapshots.values() if found.is_good)
         return self._create_from(
             host, copy.deepcopy(snapshot.contents), instance,
             lambda driver, volume: driver.create_volume_from_snapshot(

@@ -540,12 +540,16 @@ def delete_snapshot_and_restart(cloud: Site) -> Pair:
 
 
 def delete_snapshot_and_copy(cloud: Site) -> Pair:
-    """A volume is made of a snapshot that is being deleted."""
+    """A volume is made of a snapshot that is being deleted; Cinder's API had
+    let that be asked for before.
+    """
     instance = with_snapshot(cloud)
+    snapshot, = instance.snapshots.values()
 
     def copy() -> None:
         with contextlib.suppress(cinder_exception.SnapshotNotFound):
-            cloud.create_from_snapshot(instance, base.C, may_fail=True)
+            cloud.create_from_snapshot(instance, base.C, may_fail=True,
+                                       snapshot=snapshot)
     return [('copy', base.C, copy),
             ('delete', base.B,
              lambda: cloud.delete_snapshot(instance, may_fail=True))]
