@@ -87,6 +87,7 @@ class WipesTest(base.TestCase):
     def test_start_builds_no_handle_for_it(self):
         self.wipes.give_up('copy')
         log = self.patch('cinder_localstor.datapath.handles.LOG.warning')
-        handles.Handles(self.node).restore([])
+        handles.Handles(self.node).restore(
+            [], self.node.volumes.logical_volumes())
         log.assert_not_called()
         self.assertEqual({}, self.node.device_mapper.nodes)
