@@ -55,6 +55,14 @@ class InstanceTestCase(base.LabTestCase):
         self.instances.append(instance)
         return instance, volume
 
+    def made_for(self, instance):
+        """The volume that Nova makes for an instance, when there is one."""
+        self.wait_for('it has a volume', instance.volumes,
+                      timeout=2 * base.PATIENCE)
+        made, = instance.volumes()
+        self.volumes.append(made)
+        return made
+
     def stop(self, instance):
         instance.act('os-stop')
         instance.wait_for('SHUTOFF')
@@ -127,10 +135,7 @@ class SchedulerTest(InstanceTestCase):
             instance = instances.request_of_image(
                 self.cloud, nova_setup.GUEST, 'local', node)
             self.instances.append(instance)
-            self.wait_for('it has a volume', instance.volumes,
-                          timeout=2 * base.PATIENCE)
-            root, = instance.volumes()
-            self.volumes.append(root)
+            root = self.made_for(instance)
             instance.wait_until_booted(root)
             self.assertEqual(node.name, self.user.host(root))
             # It has never been anywhere else.
@@ -342,10 +347,7 @@ class SnapshotTest(BootedTestCase):
         other = instances.request_of_snapshot(self.cloud, nova_setup.GUEST,
                                               snapshot, self.there)
         self.instances.append(other)
-        self.wait_for('it has a volume', other.volumes,
-                      timeout=2 * base.PATIENCE)
-        copy, = other.volumes()
-        self.volumes.append(copy)
+        copy = self.made_for(other)
         other.wait_until_booted(copy)
         other.wait_for_stamps(copy)
         other.assert_alive()
