@@ -97,6 +97,16 @@ class LossTest(base.TestCase):
         self.assertEqual(self.cloud.content[self.volume.id],
                          self.cloud.read(self.volume))
 
+    def test_move_that_ends_meanwhile_is_none_of_them(self):
+        self.cloud.attach(self.volume, B)
+        move, = rows.for_volume(self.ctxt, self.volume.id)
+        self.cloud.settle()
+        self.lose()
+        self.patch('cinder_localstor.rows.for_host', return_value=[move])
+        found = self.declare()
+        self.assertEqual(((), (), ()),
+                         (found.moves, found.waiting, found.snapshots))
+
     def test_volume_that_has_not_arrived_waits(self):
         self.cloud.attach(self.volume, B)
         self.cloud.watch()
