@@ -50,7 +50,6 @@ class RegisterTest(test.NoDBTestCase):
             importutils.import_class(STOCK)))
 
 
-@ddt.ddt
 class MadeHereTest(test.NoDBTestCase):
     """A volume that Nova makes."""
 
