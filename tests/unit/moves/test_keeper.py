@@ -240,21 +240,25 @@ class FaultTestCase(KeeperTestCase):
     def try_calls(self):
         """Each call goes wrong in one way, or in all of them if there is time.
         """
+        calls = self.calls_in_parts()
         for number, (fault, power) in enumerate(WAYS):
-            self.try_every_call(
-                fault, power,
-                slice(None) if 'LOCALSTOR_SOAK_FAULTS' in os.environ
-                else slice(number, None, len(WAYS)))
+            self.go_wrong(
+                calls if 'LOCALSTOR_SOAK_FAULTS' in os.environ
+                else calls[number::len(WAYS)], fault, power)
 
-    def try_every_call(self, fault, power=False, some=slice(None)):
-        """:param some: which of the calls"""
-        self.plan, self.power = None, False
+    def try_every_call(self, fault, power=False):
+        self.go_wrong(self.calls_in_parts(), fault, power)
+
+    def calls_in_parts(self):
+        """The history goes right, and tells what can go wrong in it."""
         self.live()
         calls = [(part, *call) for part in self.parts
                  for call in self.seen[part]]
         self.assertGreater(len(calls), self.least)
+        return calls
+
+    def go_wrong(self, calls, fault, power):
         self.power = power
-        calls = calls[some]
         for part, host, name, nth in calls:
             self.plan = (part, host, simulated.Call(name, nth, fault))
             try:
