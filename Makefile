@@ -154,7 +154,7 @@ $(TEMPEST_READY): $(READY) lab/tempest-requirements.txt \
 rust-test: setup rust
 	for workspace in $(WORKSPACES); do \
 	    (cd $$workspace && $(call LINT,fmt,--all --check) && \
-	     $(call LINT,clippy,--locked --workspace --all-targets -- -D warnings) \
+	     $(call LINT,clippy,--locked --release --workspace --all-targets -- -D warnings) \
 	     && $(CARGO) test --locked --workspace --release) || exit 1; \
 	done
 

@@ -9,7 +9,7 @@ use localstor_hydrator_simulation::walk::{self, Tally};
 /// Walks with all rules; about sixty power cuts and forty-five kills of the
 /// helper each, and D and M on one disk in half of them. The environment variable
 /// `LOCALSTOR_WALKS` asks for another number.
-const WALKS: u64 = 10_000;
+const WALKS: u64 = 3_000;
 /// Walks without a rule, at most; nearly all rules are missed in ten.
 const WALKS_WITHOUT_RULE: u64 = 2000;
 
