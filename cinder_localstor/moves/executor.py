@@ -68,6 +68,19 @@ def _stages(steps: Iterable[table.Step]) -> list[list[table.Step]]:
     return stages
 
 
+def _together(steps: Iterable[table.Step]) -> list[list[table.Step]]:
+    """Steps of one side, in turn, with those together that need not wait for
+    each other.
+    """
+    groups: list[list[table.Step]] = []
+    for step in steps:
+        if groups and all(before in step.beside for before in groups[-1]):
+            groups[-1].append(step)
+        else:
+            groups.append([step])
+    return groups
+
+
 class StepRunner:
     """Runs the steps that this node has in a move."""
 
@@ -78,7 +91,7 @@ class StepRunner:
 
     def run(self, ctxt: context.RequestContext, move: transfer.Transfer,
             names: list[str]) -> None:
-        """Run steps in turn.
+        """Run steps in turn, or together where the table lets them.
 
         One caller at a time: a repeated request waits for the first, and
         then finds everything done.  A late one is refused, so that it can't
@@ -95,16 +108,19 @@ class StepRunner:
                 raise exception.StepTooLate(
                     move_id=move.move_id, steps=', '.join(names),
                     state=now.state if now else 'over')
-            for name in names:
-                LOG.info('Move %(move)s of volume %(volume)s: %(step)s',
-                         {'move': move.move_id, 'volume': move.volume_id,
-                          'step': name})
-                with timeutils.StopWatch() as watch:
-                    self._run(steps[name], move, now.shown)
-                LOG.info('Move %(move)s of volume %(volume)s: %(step)s took '
-                         '%(seconds).2f s',
-                         {'move': move.move_id, 'volume': move.volume_id,
-                          'step': name, 'seconds': watch.elapsed()})
+            for group in _together(steps[name] for name in names):
+                at_once([functools.partial(self._run_timed, step, move,
+                                           now.shown) for step in group])
+
+    def _run_timed(self, step: table.Step, move: transfer.Transfer,
+                   shown: bool) -> None:
+        described = {'move': move.move_id, 'volume': move.volume_id,
+                     'step': step.name}
+        LOG.info('Move %(move)s of volume %(volume)s: %(step)s', described)
+        with timeutils.StopWatch() as watch:
+            self._run(step, move, shown)
+        LOG.info('Move %(move)s of volume %(volume)s: %(step)s took '
+                 '%(seconds).2f s', {**described, 'seconds': watch.elapsed()})
 
     def _run(self, step: table.Step, move: transfer.Transfer, shown: bool
              ) -> None:

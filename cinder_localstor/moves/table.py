@@ -162,8 +162,8 @@ class DestinationStep(_Step):
     :ivar when: facts that it waits for, asked for in this order
     :ivar unused: what is done in its place as long as no guest was shown the
         destination's copy
-    :ivar beside: steps of the source before it that it does not need: it
-        may be done while they are
+    :ivar beside: steps before it that it does not need: it may be done while
+        they are
     """
 
     side: ClassVar[Side] = Side.DESTINATION
@@ -228,9 +228,10 @@ DELETE_SOURCE = SourceStep(source.Source.delete_source,
 
 CREATE_DESTINATION = DestinationStep(
     destination.Destination.create_destination, beside=(EXPORT_SOURCE,))
-CREATE_MAP = DestinationStep(destination.Destination.create_map,
-                             beside=(EXPORT_SOURCE,))
-CONNECT_SOURCE = DestinationStep(destination.Destination.connect_source)
+CREATE_MAP = DestinationStep(destination.Destination.create_map)
+# LVM makes one logical volume at a time, and a login mostly waits.
+CONNECT_SOURCE = DestinationStep(destination.Destination.connect_source,
+                                 beside=(CREATE_MAP,))
 BUILD_ENGINE = DestinationStep(destination.Destination.build_engine)
 BUILD_HANDLE = DestinationStep(destination.Destination.build_handle)
 RESTORE_HANDLE = DestinationStep(destination.Destination.restore_handle)

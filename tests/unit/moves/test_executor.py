@@ -58,10 +58,18 @@ class StagesTest(base.TestCase):
 
     def test_destination_is_made_while_its_source_is_exported(self):
         self.assertEqual(
-            [[table.EXPORT_SOURCE, table.CREATE_DESTINATION,
-              table.CREATE_MAP],
-             [table.CONNECT_SOURCE, table.BUILD_ENGINE, table.BUILD_HANDLE]],
+            [[table.EXPORT_SOURCE, table.CREATE_DESTINATION],
+             [table.CREATE_MAP, table.CONNECT_SOURCE, table.BUILD_ENGINE,
+              table.BUILD_HANDLE]],
             executor._stages(table.TABLE[table.State.PREPARING].steps))
+
+    @ddt.data(table.State.PREPARING, table.State.CREATING)
+    def test_map_is_made_while_the_source_is_connected(self, state):
+        *_others, stage = executor._stages(table.TABLE[state].steps)
+        self.assertEqual(
+            [[table.CREATE_MAP, table.CONNECT_SOURCE], [table.BUILD_ENGINE],
+             [table.BUILD_HANDLE]],
+            executor._together(stage[-4:]))
 
     def test_nothing_else_is_done_beside_something(self):
         for state, rules in table.TABLE.items():
@@ -150,8 +158,9 @@ class ExecutorTest(base.TestCase):
             asked.append(steps), run(peer, move, steps, patient))
         self.begun()
         self.assertEqual([
-            ['create_destination', 'create_map'],
-            ['connect_source', 'build_engine', 'build_handle']], asked)
+            ['create_destination'],
+            ['create_map', 'connect_source', 'build_engine',
+             'build_handle']], asked)
 
     def test_map_is_settled_before_the_source_may_go(self):
         move = self.begun()
@@ -202,6 +211,15 @@ class AtOnceTest(base.TestCase):
             self.ctxt, self.move, ['export_source'])])
         self.assertEqual({type(None), exception.StepTooLate},
                          set(map(type, errors)))
+
+    def test_steps_that_need_not_wait_for_each_other_do_not(self):
+        self.move.state = 'preparing'
+        meeting = threading.Barrier(2, timeout=PATIENCE)
+        with mock.patch.object(executor, 'at_once', AT_ONCE), \
+            mock.patch.object(executor.StepRunner, '_run',
+                              lambda *_args: meeting.wait()):
+            self.runner(mock.Mock()).run(
+                self.ctxt, self.move, ['create_map', 'connect_source'])
 
     def test_steps_of_two_moves_do_not_wait_for_each_other(self):
         runner = self.runner(self.inside)
