@@ -451,7 +451,9 @@ class InstancePlayer(actor.Actor):
                 # A rebuild that was broken off has made it anew.
                 self._user.locate(of_nova, self._running.node)
             else:
-                self._user.reset(volume, wanted)
+                # Nobody makes it: who was to is dead.
+                self._user.reset(
+                    volume, 'error' if status == 'creating' else wanted)
         return False
 
     def _has_only(self, volume: str, wanted: str | None) -> bool:

@@ -59,6 +59,26 @@ class OverdueTest(base.BaseTestCase):
             self.assertFalse(self.look(310, 'reserved'))
         self.user.locate.assert_not_called()
 
+    def test_volume_that_nobody_makes_is_given_up(self):
+        new = '2d0a0c3e-6d34-4f1c-8a06-2d4d9b5b0a11'
+        self.user.attachments.side_effect = lambda volume: (
+            ['a'] if volume == VOLUME else [])
+        self.player._data = [new]
+
+        def find(status):
+            self.user.find.side_effect = lambda volume: {
+                'status': 'in-use' if volume == VOLUME else status,
+                'migration_status': None}
+
+        find('creating')
+        with self.player._journal.fault('service killed'):
+            for seconds in (0, 310):
+                self.assertFalse(self.look(seconds, None))
+        self.user.reset.assert_called_once_with(new, 'error')
+        find('error')
+        self.assertTrue(self.look(320, None))
+        self.assertEqual([], self.player._data)
+
     def look_at_build(self):
         self.instance.show.return_value = {
             'status': 'BUILD', 'OS-EXT-STS:task_state': 'scheduling'}
