@@ -104,14 +104,19 @@ class Handles:
         :raises VolumeInUse: somebody has the handle open
         :raises SnapshotsLeft: thick snapshots lie on the logical volume
         """
-        self.remove(name)
-        self._wipes.give_up(name)
+        with self._lock(name):
+            self._remove(name)
+            self._wipes.give_up(name)
 
     def remove(self, name: str) -> None:
         """Remove a handle; the logical volume stays as it is.
 
         :raises VolumeInUse: somebody has the handle open
         """
+        with self._lock(name):
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
         self._node.device_mapper.remove(handle_name(name))
 
     def check_unused(self, name: str) -> None:
@@ -232,7 +237,7 @@ class Handles:
             raise exception.OriginInUse(name=name,
                                         snapshots=', '.join(snapshots))
         with self._lock(name):
-            self.remove(name)
+            self._remove(name)
             try:
                 self._node.volumes.extend(name, size)
             finally:
@@ -281,19 +286,23 @@ class Handles:
         :param generation: what the volume has moved on as
         """
         with self._lock(copy):
-            # First: a power cut in between must not let the copy be written.
-            self._tag_sealed(copy, generation)
-            self._node.device_mapper.flush(self.path(copy))
-            self._node.device_mapper.make_read_only(handle_name(copy))
+            self._seal(copy, generation)
+
+    def _seal(self, copy: str, generation: int) -> None:
+        # First: a power cut in between must not let the copy be written.
+        self._tag_sealed(copy, generation)
+        self._node.device_mapper.flush(self.path(copy))
+        self._node.device_mapper.make_read_only(handle_name(copy))
 
     def seal_left(self, copy: str, generation: int) -> None:
         """As :meth:`seal`, of a copy that may be gone, or have no handle."""
-        if copy not in self._node.volumes.logical_volumes():
-            return
-        if self._node.device_mapper.exists(handle_name(copy)):
-            self.seal(copy, generation)
-        else:
-            self._tag_sealed(copy, generation)
+        with self._lock(copy):
+            if copy not in self._node.volumes.logical_volumes():
+                return
+            if self._node.device_mapper.exists(handle_name(copy)):
+                self._seal(copy, generation)
+            else:
+                self._tag_sealed(copy, generation)
 
     def unseal(self, copy: str) -> None:
         """Let a copy be written again, and have its handle.

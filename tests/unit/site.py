@@ -634,6 +634,8 @@ class Site(base.Cloud):
         if self.row(volume).name == before:
             assert told, 'nobody says that %s is not reverted' % volume.id
             return False
+        if healthy and self.is_healthy:
+            self._check_usable(instance)
         instance.contents = copy.deepcopy(snapshot.contents)
         # What it is made from was flushed.
         instance.contents.flush()
@@ -805,6 +807,13 @@ class Site(base.Cloud):
                 except exception.SourceUnreachable:
                     continue  # it waits
                 instance.contents.read(number, found)
+
+    def _check_usable(self, instance: Instance) -> None:
+        """A guest could have the volume now."""
+        volume = self.refresh(instance.volume)
+        mapped = self.nodes[self.host_of(volume)].device_mapper.nodes
+        assert handles.handle_name(volume.name) in mapped, (
+            '%s has no handle yet' % volume.name)
 
     def _check_snapshot(self, snapshot: Snapshot) -> None:
         """A snapshot holds what its volume held then, on a node that is on and

@@ -3,6 +3,7 @@
 import threading
 import time
 import unittest
+from unittest import mock
 
 import ddt
 from oslo_utils import units
@@ -140,6 +141,40 @@ class OneVolumeTest(HandlesTestCase):
 
     def test_path_is_that_of_the_handle(self):
         self.assertEqual('/dev/mapper/x-handle', self.handles.path('x'))
+
+
+@ddt.ddt
+class SealTest(HandlesTestCase):
+    """What a volume was before it was reverted is sealed, and goes."""
+
+    def test_copy_without_a_handle_is_sealed(self):
+        self.create()
+        self.handles.remove('x')
+        self.handles.seal_left('x', 2)
+        self.assertTrue(copies.Label(
+            self.node.volumes.disks['x'].tags).is_sealed)
+
+    def test_copy_that_is_gone_has_nothing_to_seal(self):
+        self.handles.seal_left('x', 2)
+        self.assertEqual({}, self.node.volumes.disks)
+
+    @ddt.data('remove', 'delete')
+    def test_copy_stays_while_it_is_sealed(self, goes):
+        self.create()
+        others = threading.Thread(
+            target=lambda: getattr(self.handles, goes)('x'))
+        volumes = self.node.volumes
+        retag = volumes.retag
+
+        def retag_and_wait(*arguments, **tags):
+            retag(*arguments, **tags)
+            others.start()
+            others.join(0.1)
+
+        with mock.patch.object(volumes, 'retag', retag_and_wait):
+            self.handles.seal_left('x', 2)
+        others.join(10)
+        self.assertEqual({}, self.mapper.nodes)
 
 
 @ddt.ddt

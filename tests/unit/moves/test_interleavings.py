@@ -19,6 +19,7 @@ from cinder.db import api as db
 from cinder.db import models
 from cinder import exception as cinder_exception
 import ddt
+from oslo_utils import units
 import sqlalchemy as sa
 
 from cinder_localstor import exception
@@ -484,6 +485,16 @@ def revert_and_restart(cloud: Site) -> Pair:
             ('restart', base.A, lambda: cloud.boot(base.A))]
 
 
+def thin_revert_and_periods(cloud: Site) -> Pair:
+    """A volume gets another copy in an instant, and its last one goes."""
+    for node in cloud.nodes.values():
+        node.volumes.pool_size = 64 * units.Gi
+    instance = cloud.create(base.A)
+    cloud.take_snapshot(instance)
+    return [('revert', base.A, lambda: cloud.revert(instance)),
+            ('periods', base.A, cloud.watch)]
+
+
 def snapshot_and_attach(cloud: Site) -> Pair:
     """A volume leaves while a snapshot of it is taken."""
     instance = cloud.create(base.A)
@@ -730,6 +741,7 @@ PAIRS = (attach_and_delete, attach_and_delete_in_mid_move, attach_and_extend,
          migrate_and_restart, clone_elsewhere_and_attach,
          clone_elsewhere_and_delete, clone_elsewhere_and_extend,
          revert_and_periods, revert_and_end, revert_and_restart,
+         thin_revert_and_periods,
          snapshot_and_attach, snapshot_and_periods, snapshot_and_end,
          snapshot_and_snapshot, delete_snapshot_and_attach,
          delete_snapshot_and_end, delete_snapshot_and_restart,
