@@ -11,10 +11,17 @@ before the first rules that look into a disk: 13-dm-disk.rules as lvm2 has it,
 55-dm.rules find out, and ask sysfs.
 """
 
+import tenacity
+
+from cinder_localstor import exception
 from cinder_localstor.node import commands
 from cinder_localstor.node import privileged
 
 DIRECTORY = '/run/udev/rules.d'
+# What udevd tells those whom it can't listen to now: it takes one at a time,
+# and all backends of a node start together.  And how often they ask.
+BUSY = 'Resource temporarily unavailable'
+ATTEMPTS = 20
 
 HIDE = '''\
 ENV{DM_UDEV_DISABLE_DISK_RULES_FLAG}="1"
@@ -81,4 +88,14 @@ def hide_group(command: commands.Commands, name: str) -> None:
 
 def _install(command: commands.Commands, path: str, rules: str) -> None:
     privileged.install_udev_rules(path, rules)
+    _reload(command)
+
+
+@tenacity.retry(
+    retry=tenacity.retry_if_exception(
+        lambda error: isinstance(error, exception.CommandFailed)
+        and BUSY in str(error)),
+    stop=tenacity.stop_after_attempt(ATTEMPTS),
+    wait=tenacity.wait_random(0.1, 0.5), reraise=True)
+def _reload(command: commands.Commands) -> None:
     command.run('udevadm', 'control', '--reload')

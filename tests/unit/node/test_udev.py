@@ -3,6 +3,7 @@
 import fnmatch
 import re
 
+from cinder_localstor import exception
 from cinder_localstor.node import udev
 from tests.unit import base
 from tests.unit.node import fakes
@@ -27,6 +28,30 @@ class HideTest(base.TestCase):
         self.install.assert_called_once_with(udev.DEVICES_PATH,
                                              udev.DEVICES_RULES)
         self.assertEqual(['udevadm control --reload'], self.command.ran)
+
+    def fail(self, reason, *later):
+        self.command.answer('udevadm control', exception.CommandFailed(
+            command='udevadm control --reload', host='node1',
+            reason='Failed to send reload request: ' + reason), *later)
+
+    def test_udevd_that_listens_to_another_backend_is_asked_again(self):
+        self.patch('tenacity.nap.time.sleep')
+        self.fail(udev.BUSY, '')
+        udev.hide_devices(self.command)
+        self.assertEqual(2 * ['udevadm control --reload'], self.command.ran)
+
+    def test_udevd_that_never_listens_is_given_up(self):
+        self.patch('tenacity.nap.time.sleep')
+        self.fail(udev.BUSY)
+        self.assertRaises(exception.CommandFailed, udev.hide_devices,
+                          self.command)
+        self.assertEqual(udev.ATTEMPTS, len(self.command.ran))
+
+    def test_udevd_that_is_not_there_is_told_at_once(self):
+        self.fail('No such file or directory')
+        self.assertRaises(exception.CommandFailed, udev.hide_devices,
+                          self.command)
+        self.assertEqual(1, len(self.command.ran))
 
     def test_volumes_that_were_looked_into_before_are_hidden_too(self):
         udev.hide_group(self.command, 'my-disks')
