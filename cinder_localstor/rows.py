@@ -614,25 +614,27 @@ _MOVES_OF_HOST = _MOVES.where(_SHADOW.id.in_(
         _OF_HOST.migration_status.startswith(TARGET),
         _ROW.key.in_((SOURCE_HOST, DESTINATION_HOST)),
         _ROW.value == sa.bindparam('host'), _ROW.deleted == sa.false())))
-_OWN = _SHADOW.migration_status == sa.bindparam('target')
-_OWN_MOVES = _MOVES.where(_OWN, _SHADOW.id.between(
-    sa.bindparam('first_id'), sa.bindparam('last_id')))
-_LINKED_MOVES = _SOME_MOVES.where(_OWN)
-_LINKS = sa.select(_ROW.value).where(
-    _ROW.volume_id == sa.bindparam('volume_id'), _ROW.key.startswith(MOVE))
+_OWN_MOVES = _MOVES.where(
+    _SHADOW.migration_status == sa.bindparam('target'))
+_LINK = sa.orm.aliased(models.VolumeAdminMetadata)
+_MOVES_OF_VOLUME = sa.union_all(
+    _OWN_MOVES.where(_SHADOW.id.between(sa.bindparam('first_id'),
+                                        sa.bindparam('last_id'))),
+    # Metadata of a volume that was deleted are asked, too.
+    _OWN_MOVES.where(_SHADOW.id.in_(sa.select(_LINK.value).where(
+        _LINK.volume_id == sa.bindparam('volume_id'),
+        _LINK.key.startswith(MOVE),
+        ~_LINK.value.between(sa.bindparam('first_id'),
+                             sa.bindparam('last_id'))))))
 
 
-def _moves(ctxt: context.RequestContext, statement: sa.Select = _MOVES,
+def _moves(ctxt: context.RequestContext, statement: sa.SelectBase = _MOVES,
            **values: Any) -> list[Move]:
-    with db.main_context_manager.reader.using(ctxt.elevated()) as session:
-        return _found(session, statement, **values)
-
-
-def _found(session: Any, statement: sa.Select, **values: Any) -> list[Move]:
     metadata: dict[tuple[str, str], dict[str, str]] = {}
-    for move_id, status, key, value in session.execute(statement, values):
-        metadata.setdefault(
-            (move_id, status.removeprefix(TARGET)), {})[key] = value
+    with db.main_context_manager.reader.using(ctxt.elevated()) as session:
+        for move_id, status, key, value in session.execute(statement, values):
+            metadata.setdefault(
+                (move_id, status.removeprefix(TARGET)), {})[key] = value
     moves = [_unpack(*ids, found) for ids, found in metadata.items()
              if STATE in found]
     return sorted(moves, key=lambda move: move.since)
@@ -665,18 +667,10 @@ def snapshots_arriving(ctxt: context.RequestContext, volume_id: str
 
 def _of_volume(ctxt: context.RequestContext, volume_id: str) -> list[Move]:
     stem = _stem(volume_id)
-    with db.main_context_manager.reader.using(ctxt.elevated()) as session:
-        # Of a volume that was deleted, too
-        linked = [value for value in session.scalars(
-            _LINKS, {'volume_id': volume_id}) if not value.startswith(stem)]
-        own = TARGET + volume_id
-        moves = _found(session, _OWN_MOVES, target=own,
-                       first_id=stem + FIRST_ID[STEM:],
-                       last_id=stem + LAST_ID[STEM:])
-        if linked:
-            moves += _found(session, _LINKED_MOVES, target=own,
-                            move_ids=linked)
-    return moves
+    return _moves(ctxt, _MOVES_OF_VOLUME, volume_id=volume_id,
+                  target=TARGET + volume_id,
+                  first_id=stem + FIRST_ID[STEM:],
+                  last_id=stem + LAST_ID[STEM:])
 
 
 def for_host(ctxt: context.RequestContext, host: str) -> list[Move]:

@@ -357,7 +357,11 @@ class FindTest(RowsTestCase):
 
     def test_moves_of_a_volume_are_found_by_an_index(self):
         self.begin()
-        for plan in self.plans(rows.for_volume, self.volume.id):
+        tables = [plan for plan
+                  in self.plans(rows.for_volume, self.volume.id)
+                  if plan.startswith(('SCAN', 'SEARCH'))]
+        self.assertEqual(5, len(tables))
+        for plan in tables:
             # One that tells one volume from another
             self.assertRegex(plan, r'^SEARCH .*\((volume_)?id[=>]')
 
