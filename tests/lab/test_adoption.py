@@ -9,20 +9,24 @@ from tests.lab import base
 IN_TREE = 'cinder.volume.drivers.lvm.LVMVolumeDriver'
 
 
-@ddt.ddt
-class AdoptionTest(base.LabTestCase):
+class ReplacedTestCase(base.LabTestCase):
+    """A node that has Cinder's own driver, until it gets ours."""
 
     def setUp(self):
         super().setUp()
-        self.node, self.there = self.nodes[:2]
+        self.here, self.there = self.nodes[:2]
         self.addCleanup(self.use, None)
         self.use(IN_TREE)
 
     def use(self, driver):
         """Give the backends of the node a driver, ours if it is None."""
-        self.node.configure(dict.fromkeys(configuration.BACKENDS,
+        self.here.configure(dict.fromkeys(configuration.BACKENDS,
                                           {'volume_driver': driver}))
-        self.restart_cinder_volume(self.node)
+        self.restart_cinder_volume(self.here)
+
+
+@ddt.ddt
+class AdoptionTest(ReplacedTestCase):
 
     def assert_has(self, attachment, content):
         """The volume has these checksums, one of each 16 MiB."""
@@ -39,8 +43,8 @@ class AdoptionTest(base.LabTestCase):
     @ddt.data(*configuration.BACKENDS)
     def test_volume_goes_on_and_its_snapshot_stays(self, volume_type):
         content = []
-        volume = self.create(1, volume_type, self.node)
-        attachment = self.attach(volume, self.node)
+        volume = self.create(1, volume_type, self.here)
+        attachment = self.attach(volume, self.here)
         with self.logged_in(attachment) as disk:
             self.write_more(disk, content)
             snapshot = self.user.request_snapshot(volume)

@@ -17,6 +17,7 @@ from lab import leftovers
 from lab import nova_setup
 from lab import sizes
 from tests.lab import base
+from tests.lab import test_adoption
 
 # Statuses of a migration
 ENDED = {'completed', 'failed', 'error', 'cancelled'}
@@ -70,6 +71,13 @@ class InstanceTestCase(base.LabTestCase):
     def delete_instance(self, instance):
         self.instances.remove(instance)
         instance.delete()
+
+    def remove_forgotten_attachments(self, instance):
+        """Those in Cinder that Nova knows nothing of any more."""
+        known = {*instance.attachments().values()}
+        for volume in instance.volumes():
+            for attachment in {*self.user.attachments(volume)} - known:
+                self.user.remove_attachment(attachment)
 
     def assert_arrives(self, volume, node):
         """A volume comes to be on a node, and nowhere else."""
@@ -337,6 +345,63 @@ class ActionsTest(BootedTestCase):
         self.instance.wait_for_stamps(data)
 
 
+class AdoptionTest(InstanceTestCase, test_adoption.ReplacedTestCase):
+    """An instance has volumes of Cinder's own driver, which ours replaces."""
+
+    def assert_has(self, **kinds):
+        """How the instance has its volumes, by their names in the test."""
+        self.assertEqual(
+            {getattr(self, name): kind for name, kind in kinds.items()},
+            {volume: self.user.attached(attachment, self.here).connection[
+                'driver_volume_type'] for volume, attachment
+             in self.instance.attachments().items()})
+
+    def assert_refuses_to_leave(self):
+        self.assertRaises(instances.InstanceError,
+                          self.instance.live_migrate, self.there)
+        self.remove_forgotten_attachments(self.instance)
+        self.instance.assert_alive()
+
+    def assert_goes(self, *volumes):
+        self.instance.live_migrate(self.there)
+        self.instance.go_on()
+        for volume in volumes:
+            self.assert_arrives(volume, self.there)
+
+    def test_volumes_are_local_when_they_are_attached_anew(self):
+        self.instance, self.root = self.boot(self.here)
+        self.data = self.create(node=self.here)
+        self.instance.attach(self.data)
+        self.assert_has(root='iscsi', data='iscsi')
+        self.use(None)
+        self.instance.assert_alive()
+        self.assert_refuses_to_leave()
+
+        self.instance.detach(self.data)
+        self.instance.attach(self.data)
+        self.assert_has(root='iscsi', data='local')
+        self.instance.act('shelve')
+        self.instance.wait_for('SHELVED_OFFLOADED')
+        self.instance.act('unshelve', {'host': self.here.name},
+                          version='2.91')
+        self.instance.wait_for('ACTIVE')
+        for volume in (self.root, self.data):
+            self.instance.wait_for_stamps(volume)
+        self.assert_has(root='local', data='local')
+        self.assert_goes(self.root, self.data)
+
+    def test_root_disk_is_local_when_nova_manage_has_refreshed_it(self):
+        self.instance, self.root = self.boot(self.here)
+        self.use(None)
+        self.stop(self.instance)
+        self.instance.attach_anew([self.root])
+        self.instance.act('os-start')
+        self.instance.wait_for('ACTIVE')
+        self.instance.wait_for_stamps(self.root)
+        self.assert_has(root='local')
+        self.assert_goes(self.root)
+
+
 class SnapshotTest(BootedTestCase):
     """Nova makes a volume of a snapshot, and boots from that."""
 
@@ -525,7 +590,7 @@ class FailedMigrationTest(BootedTestCase):
         """
         self.instance.act('os-resetState', {'state': 'active'})
         self.stop(self.instance)
-        self.remove_forgotten_attachments()
+        self.remove_forgotten_attachments(self.instance)
         self.instance.attach_anew(volumes)
         self.instance.act('os-start')
         self.instance.wait_for('ACTIVE')
@@ -547,14 +612,7 @@ class FailedMigrationTest(BootedTestCase):
             'OS-EXT-STS:task_state'], timeout=2 * base.PATIENCE)
         self.instance.act('os-resetState', {'state': 'active'})
         self.assert_is_somewhere()
-        self.remove_forgotten_attachments()
-
-    def remove_forgotten_attachments(self):
-        """Those in Cinder that Nova knows nothing of any more."""
-        known = {*self.instance.attachments().values()}
-        for volume in self.instance.volumes():
-            for attachment in {*self.user.attachments(volume)} - known:
-                self.user.remove_attachment(attachment)
+        self.remove_forgotten_attachments(self.instance)
 
     def test_nova_compute_dies_on_the_source_after_the_switch(self):
         name, service = self.instance.name, self.here.service('nova-compute')
