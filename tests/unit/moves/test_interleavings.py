@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two operations on one volume at the same time, in every order.
+"""Two or three operations on one volume at the same time, in every order.
 
 Every run of the tests has a sample, always the same, of the schedules with one
-preemption.  ``make soak`` has all of these, and new ones with two.  What fails
-tells its schedule, and the steps that were taken; with that in the
-environment, as ``LOCALSTOR_SCHEDULE='0x3 1x12'``, the test repeats this one
-alone.
+preemption.  ``make soak`` has all of these, and new ones with one for each
+operation.  What fails tells its schedule, and the steps that were taken; with
+that in the environment, as ``LOCALSTOR_SCHEDULE='0x3 1x12'``, the test repeats
+this one alone.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,14 @@ import sqlalchemy as sa
 
 from cinder_localstor import exception
 from cinder_localstor.moves import loss
+from cinder_localstor.moves import table
 from cinder_localstor.node import simulated
 from cinder_localstor import rows
 from tests.unit import base
 from tests.unit import interleavings
 from tests.unit import site
 
-# Schedules of each pair: always the same, or so many new ones with two
+# Schedules of each pair: always the same, or so many new ones with several
 # preemptions
 SAME = 3
 NEW = int(os.environ.get('LOCALSTOR_SOAK_ORDERS', '0'))
@@ -486,13 +487,20 @@ def revert_and_restart(cloud: Site) -> Pair:
 
 
 def thin_revert_and_periods(cloud: Site) -> Pair:
-    """A volume gets another copy in an instant, and its last one goes."""
+    """A volume gets another copy in an instant, and of two of the scheduler's
+    workers one removes its last one.
+    """
     for node in cloud.nodes.values():
         node.volumes.pool_size = 64 * units.Gi
     instance = cloud.create(base.A)
     cloud.take_snapshot(instance)
+
+    def remove() -> None:
+        for move in rows.for_volume(cloud.ctxt, instance.volume.id):
+            if move.state == table.State.KEEPING:
+                cloud.running[base.A].executor.drive(cloud.ctxt, move.move_id)
     return [('revert', base.A, lambda: cloud.revert(instance)),
-            ('periods', base.A, cloud.watch)]
+            ('periods', base.A, cloud.watch), ('remove', base.A, remove)]
 
 
 def snapshot_and_attach(cloud: Site) -> Pair:
@@ -779,13 +787,13 @@ class PairTest(site.TestCase):
                 node.faults.choose = run.call
             return run, lambda: end(cloud, run), lambda: judge(cloud)
 
-        one, two = (interleavings.Explorer(preemptions, perform)
-                    for preemptions in (1, 2))
+        one, more = (interleavings.Explorer(preemptions, perform)
+                     for preemptions in (1, len(operations)))
         if SCHEDULE:
             one.replay(interleavings.read_schedule(SCHEDULE))
         elif NEW:
             one.explore()
-            two.explore(NEW, random.Random())
+            more.explore(NEW, random.Random())
         else:
             one.explore(SAME, random.Random(prepare.__name__))
 
