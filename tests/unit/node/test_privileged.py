@@ -150,7 +150,7 @@ class RunTest(PrivilegedTestCase):
         try:
             with open('/proc/%d/stat' % pid) as file:
                 return file.read().split(') ')[1][0]
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             return None
 
     def assert_dead(self, pid, *states):
