@@ -51,34 +51,37 @@ def at_once(calls: Sequence[Callable[[], None]]) -> None:
         future.result()
 
 
+def _grouped(steps: Iterable[table.Step],
+             joins: Callable[[table.Step, list[table.Step]], bool]
+             ) -> list[list[table.Step]]:
+    """Steps, in turn, each with those before it that it joins."""
+    groups: list[list[table.Step]] = []
+    for step in steps:
+        if groups and joins(step, groups[-1]):
+            groups[-1].append(step)
+        else:
+            groups.append([step])
+    return groups
+
+
 def _stages(steps: Iterable[table.Step]) -> list[list[table.Step]]:
     """Steps, in turn, with those together that are run together.
 
     Steps of one side that follow each other are, and a step of the other side
     if it needs none of them.
     """
-    stages: list[list[table.Step]] = []
-    for step in steps:
-        if stages and step.when == stages[-1][0].when and all(
-                step.side is before.side or before in step.beside
-                for before in stages[-1]):
-            stages[-1].append(step)
-        else:
-            stages.append([step])
-    return stages
+    return _grouped(steps, lambda step, stage: (
+        step.when == stage[0].when and all(
+            step.side is before.side or before in step.beside
+            for before in stage)))
 
 
 def _together(steps: Iterable[table.Step]) -> list[list[table.Step]]:
     """Steps of one side, in turn, with those together that need not wait for
     each other.
     """
-    groups: list[list[table.Step]] = []
-    for step in steps:
-        if groups and all(before in step.beside for before in groups[-1]):
-            groups[-1].append(step)
-        else:
-            groups.append([step])
-    return groups
+    return _grouped(steps, lambda step, group: all(
+        before in step.beside for before in group))
 
 
 class StepRunner:
