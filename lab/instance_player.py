@@ -326,21 +326,23 @@ class InstancePlayer(actor.Actor):
         if status == 'ERROR' and not self._born:
             self._running.delete()
             return False
-        if status == 'ERROR' and shown['OS-EXT-SRV-ATTR:host'] is None:
+        is_nowhere = shown['OS-EXT-SRV-ATTR:host'] is None
+        if status == 'ERROR' and is_nowhere:
             # It could not be unshelved, and Nova lets nobody try it again.
-            self._journal.note(self.name, 'begins anew with ' + self._root)
-            self._journal.count('mended by hand')
-            self._begins_anew = True
-            self._running.delete()
+            self._give_up_instance()
             return False
         if task or status not in ('ACTIVE', *REMEDIES):
             if self._is_overdue(self._running.id, '%s (%s)' % (status, task)):
-                if self._born:
-                    self._running.act(*REMEDIES['ERROR'])
-                else:
+                if not self._born:
                     # The message to build it is lost with its node: it has
                     # none, and would not get one.
                     self._running.delete()
+                elif is_nowhere:
+                    # The message to unshelve it is: it would be ACTIVE, and
+                    # on no node.
+                    self._give_up_instance()
+                else:
+                    self._running.act(*REMEDIES['ERROR'])
             return False
         self._busy_since.pop(self._running.id, None)
         if strays := self._strays(status):
@@ -353,6 +355,13 @@ class InstancePlayer(actor.Actor):
             if status != 'ERROR':
                 return False
         return self._lives(again=status == 'ERROR')
+
+    def _give_up_instance(self) -> None:
+        """Let another instance have the root disk."""
+        self._journal.note(self.name, 'begins anew with ' + self._root)
+        self._journal.count('mended by hand')
+        self._begins_anew = True
+        self._running.delete()
 
     def _begin_anew(self) -> None:
         """Boot another instance from the root disk of one that is deleted."""

@@ -79,9 +79,10 @@ class OverdueTest(base.BaseTestCase):
         self.assertTrue(self.look(320, None))
         self.assertEqual([], self.player._data)
 
-    def look_at_build(self):
+    def look_at_build(self, host=None):
         self.instance.show.return_value = {
-            'status': 'BUILD', 'OS-EXT-STS:task_state': 'scheduling'}
+            'status': 'BUILD', 'OS-EXT-STS:task_state': 'scheduling',
+            'OS-EXT-SRV-ATTR:host': host}
         with self.player._journal.fault('power cut'):
             for seconds in (0, 310):
                 self.assertFalse(self.look(seconds, 'reserved'))
@@ -93,16 +94,30 @@ class OverdueTest(base.BaseTestCase):
 
     def test_instance_whose_guest_has_written_is_kept(self):
         self.player._born = True
-        self.look_at_build()
+        self.look_at_build('node1')
         self.instance.delete.assert_not_called()
         self.instance.act.assert_called_once_with(
             *instance_player.REMEDIES['ERROR'])
 
+    def show_nowhere(self, status, task):
+        self.instance.show.return_value = {
+            'status': status, 'OS-EXT-STS:task_state': task,
+            'OS-EXT-SRV-ATTR:host': None}
+
+    def test_instance_whose_unshelving_is_lost_is_another_one(self):
+        self.player._born = True
+        self.show_nowhere('SHELVED_OFFLOADED', 'spawning')
+        with self.player._journal.fault('power cut'):
+            self.assertFalse(self.look(0, 'in-use'))
+            self.instance.delete.assert_not_called()
+            self.assertFalse(self.look(310, 'in-use'))
+        self.instance.delete.assert_called_once_with()
+        self.instance.act.assert_not_called()
+        self.assertTrue(self.player._begins_anew)
+
     def test_instance_that_is_nowhere_is_another_one_of_its_volume(self):
         self.player._born = True
-        self.instance.show.return_value = {
-            'status': 'ERROR', 'OS-EXT-STS:task_state': None,
-            'OS-EXT-SRV-ATTR:host': None}
+        self.show_nowhere('ERROR', None)
         request = self.useFixture(fixtures.MockPatchObject(
             instance_player.instances, 'request')).mock
         with self.player._journal.fault('power cut'):
