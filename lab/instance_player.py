@@ -32,6 +32,8 @@ PATIENCE = 300
 LARGEST = 2
 # Volumes beside the one that the instance boots from
 MOST = 2
+# What Nova's API says of a volume that an instance has, or is about to get
+_IS_RESERVED = 'is already attached to instances'
 # What brings an instance back from a status that it has come to
 REMEDIES: dict[str, tuple[str, Any]] = {
     'SHUTOFF': ('os-start', None),
@@ -124,6 +126,9 @@ class InstancePlayer(actor.Actor):
         return next((what, action) for bound, what, action in choices
                     if dice < bound)
 
+    def _is_refused(self, what: str, text: str) -> bool:
+        return _IS_RESERVED in text
+
     # -- What the guest says ------------------------------------------------
 
     def _listen(self) -> None:
@@ -207,7 +212,17 @@ class InstancePlayer(actor.Actor):
                            lambda: self._user.status(volume))
         else:
             raise _Idle
-        instance.attach(volume)
+        self._plug_in(volume)
+
+    def _plug_in(self, volume: str) -> None:
+        try:
+            self._running.attach(volume)
+        except exceptions.BadRequest as error:
+            if self._is_refused('attach', error.response.text):
+                # Nova's API had given up when nova-compute, back again, noted
+                # the disk. It is no attachment, so nobody can detach it.
+                self._give_up_instance()
+            raise
 
     def _detach(self, delete: bool) -> None:
         instance = self._running
@@ -489,9 +504,7 @@ class InstancePlayer(actor.Actor):
 
     def _end(self) -> None:
         if self._instance is not None:
-            for volume in set(self._data) - set(self._instance.volumes()):
-                self._must('attach at the end',
-                           lambda: self._running.attach(volume))
+            self._plug_all_in()
             # dm-clone hardly goes on while a guest writes.
             self._must('stop', self._stop)
             self._wait_for_moves(self._volumes())
@@ -501,6 +514,17 @@ class InstancePlayer(actor.Actor):
             self._must('delete', self._delete)
         self._data = []
         self._settle()
+
+    def _plug_all_in(self) -> None:
+        """:raises Stuck: one can't be, though nothing is in its way"""
+        while spare := set(self._data) - set(self._running.volumes()):
+            volume = min(spare)
+            if self._act('attach at the end', lambda: self._plug_in(volume)):
+                continue
+            if not self._begins_anew:
+                raise actor.Stuck('%s does not get volume %s' % (
+                    self.subject, volume))
+            self._settle()
 
     def _check_places(self) -> None:
         """:raises Stuck: a volume is not where its instance is"""

@@ -4,6 +4,7 @@ import pathlib
 from unittest import mock
 
 import fixtures
+from keystoneauth1 import exceptions
 from oslotest import base
 
 from lab import instance_player
@@ -133,6 +134,23 @@ class OverdueTest(base.BaseTestCase):
         request.assert_called_once_with(mock.ANY, mock.ANY, VOLUME)
         self.assertEqual([VOLUME], self.player._volumes())
         self.assertIs(request.return_value, self.player._instance)
+
+    def refuse_reserved(self, volume):
+        raise exceptions.BadRequest(response=mock.Mock(
+            text='volume %s is already attached to instances: i' % volume))
+
+    def test_instance_with_a_disk_that_is_only_reserved_is_another_one(self):
+        self.instance.attach.side_effect = self.refuse_reserved
+        self.player._data = ['another-volume']
+        new = mock.Mock(id='j', volumes=lambda: [VOLUME, 'another-volume'])
+
+        def settle():
+            self.instance.delete.assert_called_once_with()
+            self.player._instance, self.player._begins_anew = new, False
+
+        with mock.patch.object(self.player, '_settle', settle):
+            self.player._plug_all_in()
+        self.assertIs(new, self.player._instance)
 
     def look_at_stray(self, status, host):
         """Nova has noted an attachment at a host; its instance is at node1,
