@@ -142,8 +142,16 @@ def snapshot_copy_name(snapshot_id: str) -> str:
 
 def generation_of(ctxt: context.RequestContext, volume_id: str) -> int:
     """How often a volume has moved, plus one."""
-    metadata = db.volume_admin_metadata_get(ctxt.elevated(), volume_id)
-    return int(metadata.get(GENERATION, FIRST_GENERATION))
+    return int(_noted(ctxt, volume_id).get(GENERATION, FIRST_GENERATION))
+
+
+def _noted(ctxt: context.RequestContext, volume_id: str) -> dict[str, str]:
+    """What is noted of a user's volume."""
+    # Cinder's own way asks for the volume first.
+    row = models.VolumeAdminMetadata
+    with db.main_context_manager.reader.using(ctxt.elevated()) as session:
+        return dict(session.query(row.key, row.value).filter(
+            row.volume_id == volume_id, row.deleted == sa.false()).all())
 
 
 def home(ctxt: context.RequestContext, volume_id: str) -> str:
@@ -388,7 +396,8 @@ def find_snapshot(ctxt: context.RequestContext, snapshot_id: str
 def begin(ctxt: context.RequestContext, volume: objects.Volume,
           move: transfer.Transfer, state: str,
           destination: objects.Service, leaving: tuple[str, ...] = (),
-          migrated_to: str = '') -> Move:
+          migrated_to: str = '', connecting: Iterable[str] | None = None
+          ) -> Move:
     """Make the shadow row of a move, with all that the move is.
 
     It stands for the copy that the volume's own row does not: that of a copy
@@ -397,6 +406,7 @@ def begin(ctxt: context.RequestContext, volume: objects.Volume,
 
     :param migrated_to: ``host@backend#pool`` that an administrator migrates
         the volume to, '' where it follows an instance
+    :param connecting: what to note with it, see :func:`note_connecting`
     """
     now = timeutils.utcnow()
     host = migrated_to or volume_utils.append_host(
@@ -408,6 +418,8 @@ def begin(ctxt: context.RequestContext, volume: objects.Volume,
              host=host, cluster_name=destination.cluster_name,
              service_uuid=destination.uuid,
              availability_zone=destination.availability_zone)
+        if connecting is not None:
+            _connect(session, volume.id, connecting)
     return Move(transfer=move, state=state, since=now, leaving=leaving,
                 is_migration=bool(migrated_to), shown=False)
 
@@ -438,11 +450,18 @@ def _add(session: Any, volume: objects.Volume | models.Volume,
         'display_name': '%s of %s' % ('copy' if move.is_copy else 'move',
                                       volume.id),
     })
-    values = {SOURCE_HOST: move.source_host,
-              DESTINATION_HOST: move.destination_host, **values}
-    session.add_all([shadow, *(models.VolumeAdminMetadata(
-        volume_id=move.move_id, key=key, value=value)
-        for key, value in values.items())])
+    session.add(shadow)
+    session.flush()
+    _make(session, move.move_id, {
+        SOURCE_HOST: move.source_host,
+        DESTINATION_HOST: move.destination_host, **values})
+
+
+def _make(session: Any, volume_id: str, values: dict[str, str]) -> None:
+    """Make rows of metadata, with one statement."""
+    session.execute(sa.insert(models.VolumeAdminMetadata), [
+        {'volume_id': volume_id, 'key': key, 'value': value}
+        for key, value in values.items()])
 
 
 def _pack(move: transfer.Transfer, leaving: tuple[str, ...],
@@ -515,7 +534,7 @@ def note_migration(ctxt: context.RequestContext, volume_id: str, host: str
     :param host: ``host@backend`` whose volume manager does it
     """
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
-        _put(session, volume_id, MIGRATED_FROM, host)
+        _put(session, volume_id, {MIGRATED_FROM: host})
 
 
 @_retried
@@ -527,15 +546,14 @@ def note_revert(ctxt: context.RequestContext, volume_id: str, move_id: str
     :param move_id: '' when that is over
     """
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
-        _put(session, volume_id, REVERTED, move_id)
+        _put(session, volume_id, {REVERTED: move_id})
 
 
 def is_reverted(ctxt: context.RequestContext, volume_id: str) -> bool:
     """Whether a volume is what it is being reverted to."""
     volume = db.volume_get(ctxt.elevated(), volume_id)
-    metadata = db.volume_admin_metadata_get(ctxt.elevated(), volume_id)
     return volume._name_id is not None and (
-        volume._name_id == metadata.get(REVERTED))
+        volume._name_id == _noted(ctxt, volume_id).get(REVERTED))
 
 
 def end_migrations(ctxt: context.RequestContext, host: str) -> dict[str, str]:
@@ -585,8 +603,8 @@ def link(ctxt: context.RequestContext, moves: Iterable[Move]) -> None:
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
         for move in moves:
             if not move.move_id.startswith(_stem(move.volume_id)):
-                _put(session, move.volume_id, MOVE + move.move_id,
-                     move.move_id)
+                _put(session, move.volume_id,
+                     {MOVE + move.move_id: move.move_id})
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -709,7 +727,7 @@ def change_state(ctxt: context.RequestContext, move: Move, state: str,
         if begins and not move.transfer.is_snapshot:
             _give(session, move, now)
         if swap or begins:
-            _put(session, move.move_id, SHOWN, 'yes')
+            _put(session, move.move_id, {SHOWN: 'yes'})
     return dataclasses.replace(move, state=state, since=now, done=done,
                                problem='', shown=move.shown or swap or begins)
 
@@ -735,9 +753,8 @@ def come_back(ctxt: context.RequestContext, move: Move, state: str,
                                         state=move.state)
         back = dataclasses.replace(move.transfer,
                                    comes_back=volume.size * units.Gi)
-        for key, value in _pack(back, move.leaving,
-                                move.is_migration).items():
-            _put(session, move.move_id, key, value)
+        _put(session, move.move_id,
+             _pack(back, move.leaving, move.is_migration))
         _swap(session, move)
     return dataclasses.replace(move, transfer=back, state=state, since=now,
                                done=done, problem='')
@@ -750,9 +767,8 @@ def _enter(session: Any, move: Move, state: str, now: datetime.datetime,
     :raises MoveChanged: it is not in the state any more that `move` says
     """
     _hold(session, move, state)
-    _put(session, move.move_id, SINCE, now.isoformat())
-    _put(session, move.move_id, DONE, ','.join(done))
-    _put(session, move.move_id, PROBLEM, '')
+    _put(session, move.move_id, {SINCE: now.isoformat(),
+                                 DONE: ','.join(done), PROBLEM: ''})
 
 
 def _hold(session: Any, move: Move, state: str) -> None:
@@ -779,7 +795,7 @@ def hand_over(ctxt: context.RequestContext, moves: list[Move],
                 {'migration_status': TARGET + volume_id},
                 synchronize_session=False)
             _unlink(session, move)
-            _put(session, volume_id, MOVE + move.move_id, move.move_id)
+            _put(session, volume_id, {MOVE + move.move_id: move.move_id})
 
 
 def _unlink(session: Any, move: Move) -> None:
@@ -807,7 +823,7 @@ def _swap(session: Any, move: Move) -> None:
     shadow._name_id = None if ours == shadow.id else ours
     forward = theirs == move.move_id
     generation = move.transfer.generation - (0 if forward else 1)
-    _put(session, move.volume_id, GENERATION, str(generation))
+    _put(session, move.volume_id, {GENERATION: str(generation)})
 
 
 def _give(session: Any, move: Move, now: datetime.datetime) -> None:
@@ -824,7 +840,7 @@ def _give(session: Any, move: Move, now: datetime.datetime) -> None:
         raise exception.MoveChanged(move_id=move.move_id, state=move.state)
     volume._name_id = move.move_id
     if replaced:
-        _put(session, volume.id, GENERATION, str(move.transfer.generation))
+        _put(session, volume.id, {GENERATION: str(move.transfer.generation)})
         kept = move.transfer.kept(new_move_id(volume.id),
                                   volume.size * units.Gi)
         _add(session, volume, kept, {
@@ -837,14 +853,23 @@ def _name(volume: models.Volume) -> str:
     return db.CONF.volume_name_template % (volume._name_id or volume.id)
 
 
-def _put(session: Any, volume_id: str, key: str, value: str) -> None:
+def _put(session: Any, volume_id: str, values: dict[str, str]) -> None:
+    """Let rows of metadata have values; those that are missing are made,
+    unless they would be empty.
+    """
     row = models.VolumeAdminMetadata
-    changed = session.query(row).filter(
-        row.volume_id == volume_id, row.key == key,
-        row.deleted == sa.false()
-    ).update({'value': value}, synchronize_session=False)
-    if not changed and value:
-        session.add(row(volume_id=volume_id, key=key, value=value))
+    present = session.query(row).filter(
+        row.volume_id == volume_id, row.key.in_(values),
+        row.deleted == sa.false())
+    changed = present.update({'value': sa.case(values, value=row.key)},
+                             synchronize_session=False)
+    if changed == len(values):
+        return
+    known = {key for key, in present.with_entities(row.key)} if changed else ()
+    missing = {key: value for key, value in values.items()
+               if value and key not in known}
+    if missing:
+        _make(session, volume_id, missing)
 
 
 def record_done(ctxt: context.RequestContext, move: Move,
@@ -881,8 +906,7 @@ def _record(ctxt: context.RequestContext, move: Move, values: dict[str, str]
             ) -> None:
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
         _hold(session, move, move.state)
-        for key, value in values.items():
-            _put(session, move.move_id, key, value)
+        _put(session, move.move_id, values)
 
 
 @_retried
@@ -990,16 +1014,20 @@ def note_connecting(ctxt: context.RequestContext, volume_id: str,
     The driver is not told which one, and Cinder records its connector only
     when the driver has answered.
     """
-    ids = ','.join(sorted({known[:SHORT_ID] for known in attachment_ids}))
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
-        _put(session, volume_id, CONNECTING, ids[:MOST_CHARACTERS])
+        _connect(session, volume_id, attachment_ids)
+
+
+def _connect(session: Any, volume_id: str, attachment_ids: Iterable[str]
+             ) -> None:
+    ids = ','.join(sorted({known[:SHORT_ID] for known in attachment_ids}))
+    _put(session, volume_id, {CONNECTING: ids[:MOST_CHARACTERS]})
 
 
 def connecting(ctxt: context.RequestContext, volume_id: str,
                attachment_ids: Iterable[str]) -> list[str]:
     """Those attachments that :func:`note_connecting` has noted last."""
-    metadata = db.volume_admin_metadata_get(ctxt.elevated(), volume_id)
-    noted = _words(metadata.get(CONNECTING, ''))
+    noted = _words(_noted(ctxt, volume_id).get(CONNECTING, ''))
     return [known for known in attachment_ids if known[:SHORT_ID] in noted]
 
 

@@ -211,10 +211,11 @@ class Executor:
     def begin(self, ctxt: context.RequestContext, volume: objects.Volume,
               move: transfer.Transfer, state: table.State,
               destination: objects.Service, leaving: tuple[str, ...] = (),
-              migrated_to: str = '') -> rows.Move:
+              migrated_to: str = '', connecting: Iterable[str] | None = None
+              ) -> rows.Move:
         """Record that a move begins, see :func:`rows.begin`."""
         begun = rows.begin(ctxt, volume, move, state.value, destination,
-                           leaving, migrated_to)
+                           leaving, migrated_to, connecting)
         self._notifications.entered(begun)
         return begun
 

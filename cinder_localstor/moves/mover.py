@@ -156,12 +156,11 @@ class Mover:
             waits='waits' in answer and bool(volume.encryption_key_id),
             **destination.choose_regions(volume.size * units.Gi,
                                          self._configuration))
-        move = self._executor.begin(ctxt, volume, described,
+        # What connects is noted before the peer can be asked to let the volume
+        # move on.
+        return self._executor.begin(ctxt, volume, described,
                                     table.State.PREPARING, peer, leaving,
-                                    migrated_to)
-        # Before the peer can be asked to let the volume move on
-        rows.note_connecting(ctxt, volume.id, unconnected)
-        return move, noted
+                                    migrated_to, unconnected), noted
 
     def _prepare(self, ctxt: context.RequestContext, move: rows.Move,
                  noted: list[str]) -> None:

@@ -123,6 +123,25 @@ class TestCase(test.TestCase):
         return objects.Service.get_by_id(self.ctxt, service.id)
 
 
+class Statements:
+    """Counts the statements that reach the database."""
+
+    def __init__(self):
+        self.texts = []
+        self._engine = db.get_engine()
+
+    def _note(self, _connection, _cursor, text, *_more):
+        if not text.startswith(('BEGIN', 'SAVEPOINT', 'RELEASE')):
+            self.texts.append(text)
+
+    def __enter__(self):
+        sa.event.listen(self._engine, 'before_cursor_execute', self._note)
+        return self
+
+    def __exit__(self, *_error):
+        sa.event.remove(self._engine, 'before_cursor_execute', self._note)
+
+
 class Inside:
     """Stands for a piece of code; knows how many were in it at once."""
 

@@ -40,7 +40,8 @@ class RowsTestCase(base.TestCase):
             self.ctxt, host=host + '#local', size=1, status='available',
             **more)
 
-    def begin(self, volume=None, leaving=(), migrated_to='', **more):
+    def begin(self, volume=None, leaving=(), migrated_to='', connecting=None,
+              **more):
         volume = volume or self.volume
         move_id = more.get('move_id', rows.new_move_id(volume.id))
         values = dict(
@@ -53,7 +54,8 @@ class RowsTestCase(base.TestCase):
                                                 serial=move_id))
         return rows.begin(self.ctxt, volume,
                           transfer.Transfer(**{**values, **more}),
-                          'preparing', self.service, leaving, migrated_to)
+                          'preparing', self.service, leaving, migrated_to,
+                          connecting)
 
     def metadata(self, volume_id):
         """What the admin metadata of a row say, deleted ones too."""
@@ -72,9 +74,9 @@ class RowsTestCase(base.TestCase):
             row = models.VolumeAdminMetadata
             session.query(row).filter(row.key.startswith(
                 rows.PACKED)).delete(synchronize_session=False)
-            for key, value in values.items():
-                rows._put(session, move.move_id, rows.PREFIX + key,
-                          str(value))
+            rows._put(session, move.move_id, {
+                rows.PREFIX + key: str(value)
+                for key, value in values.items()})
 
     def refresh(self, volume_id=None):
         return objects.Volume.get_by_id(self.ctxt,
@@ -108,6 +110,16 @@ class BeginTest(RowsTestCase):
     def test_move_takes_few_rows(self):
         move = self.begin(leaving=('x', 'y'))
         self.assertLessEqual(len(self.metadata(move.move_id)), 8)
+
+    def test_what_connects_is_noted_with_it(self):
+        self.begin(connecting=['1-attachment'])
+        self.assertEqual(['1-attachment'], rows.connecting(
+            self.ctxt, self.volume.id, ['1-attachment', '2-attachment']))
+
+    def test_its_rows_are_made_with_two_statements(self):
+        with base.Statements() as statements:
+            self.begin(leaving=('x', 'y'))
+        self.assertEqual(2, len(statements.texts))
 
     def test_users_row_is_not_touched(self):
         before = self.refresh().obj_to_primitive()
@@ -194,9 +206,9 @@ class SwapTest(RowsTestCase):
         before = [self.identity(), self.identity(self.move.move_id)]
         put = rows._put
 
-        def fail(session, volume_id, key, value):
-            put(session, volume_id, key, value)
-            if key == rows.GENERATION:
+        def fail(session, volume_id, values):
+            put(session, volume_id, values)
+            if rows.GENERATION in values:
                 raise ValueError('the connection is gone')
         with mock.patch.object(rows, '_put', fail):
             self.assertRaises(ValueError, self.change, 'starting')

@@ -19,25 +19,6 @@ from tests.unit import base
 PATIENCE = 30
 
 
-class Statements:
-    """Counts the statements that reach the database."""
-
-    def __init__(self):
-        self.texts = []
-        self._engine = db.get_engine()
-
-    def _note(self, _connection, _cursor, text, *_more):
-        if not text.startswith(('BEGIN', 'SAVEPOINT', 'RELEASE')):
-            self.texts.append(text)
-
-    def __enter__(self):
-        sa.event.listen(self._engine, 'before_cursor_execute', self._note)
-        return self
-
-    def __exit__(self, *_error):
-        sa.event.remove(self._engine, 'before_cursor_execute', self._note)
-
-
 class SchedulerTestCase(base.TestCase):
 
     def setUp(self):
@@ -55,7 +36,7 @@ class SchedulerTestCase(base.TestCase):
         """Calls of the node and statements of a period."""
         node = self.cloud.nodes[host]
         node.faults.forget()
-        with Statements() as statements:
+        with base.Statements() as statements:
             self.cloud.running[host].scheduler.watch()
         return [name for name, _nth in node.faults.seen], statements.texts
 
