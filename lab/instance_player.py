@@ -34,6 +34,9 @@ LARGEST = 2
 MOST = 2
 # What Nova's API says of a volume that an instance has, or is about to get
 _IS_RESERVED = 'is already attached to instances'
+# What a volume is that Cinder lets the instance reserve anew that has it: none
+# that was being attached when Nova or Cinder died
+_CAN_BE_RESERVED = ('in-use', 'reserved')
 # What brings an instance back from a status that it has come to
 REMEDIES: dict[str, tuple[str, Any]] = {
     'SHUTOFF': ('os-start', None),
@@ -410,6 +413,9 @@ class InstancePlayer(actor.Actor):
             self._stop()
         for volume, attachment in instance.attachments().items():
             self._has_only(volume, attachment)
+        for volume in volumes:
+            if self._user.status(volume) not in _CAN_BE_RESERVED:
+                self._user.reset(volume, 'in-use')
         instance.attach_anew(volumes)
 
     def _is_overdue(self, identity: str, what: str) -> bool:

@@ -175,8 +175,16 @@ class OverdueTest(base.BaseTestCase):
                 [call for call in self.instance.mock_calls
                  if call[0] not in ('show', 'attachments')])
 
-    def test_volume_of_a_stopped_instance_is_brought_before_it_starts(self):
+    def test_volume_that_stays_attaching_is_brought(self):
+        self.user.status.return_value = 'attaching'
         self.assertFalse(self.look_at_stray('SHUTOFF', 'node2'))
+        self.user.reset.assert_called_once_with(VOLUME, 'in-use')
+        self.instance.attach_anew.assert_called_once_with([VOLUME])
+
+    def test_volume_of_a_stopped_instance_is_brought_before_it_starts(self):
+        self.user.status.return_value = 'in-use'
+        self.assertFalse(self.look_at_stray('SHUTOFF', 'node2'))
+        self.user.reset.assert_not_called()
         self.instance.attach_anew.assert_called_once_with([VOLUME])
         self.instance.act.assert_not_called()
 
