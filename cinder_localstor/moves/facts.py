@@ -7,8 +7,11 @@ import collections
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 import threading
+import time
 from typing import Any
 from typing import TypeVar
 
@@ -25,10 +28,12 @@ Answer = TypeVar('Answer')
 # Ids of moves that copy to a node, and of those that could
 Hydrations = tuple[set[str], set[str]]
 Devices = dict[str, interface.Device]
+# Seconds that a move lets those go first that users wait for
+COURTESY = 30
 
 
 class Turns:
-    """How many moves hydrate on a node at the same time.
+    """When moves begin to hydrate on a node, and how many at the same time.
 
     A volume whose move waits for its turn is used as any other; only the
     background copy has not begun.
@@ -40,6 +45,30 @@ class Turns:
         self._lock = threading.Lock()
         # Whose hydration begins, but is not recorded yet
         self._given: set[str] = set()
+        # How many volumes are being prepared here
+        self._preparing = 0
+        # Since when moves have been held back, by the monotonic clock
+        self._held_back: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Let no move begin to hydrate that has not waited for long: a user
+        waits for a volume that is being prepared.
+        """
+        with self._lock:
+            self._preparing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._preparing -= 1
+
+    def _is_held_back(self, move_id: str) -> bool:
+        if not self._preparing:
+            self._held_back.clear()
+            return False
+        now = time.monotonic()
+        return now < self._held_back.setdefault(move_id, now) + COURTESY
 
     def are_free(self, move_id: str, hydrations: Callable[[], Hydrations]
                  ) -> bool:
@@ -56,6 +85,8 @@ class Turns:
 
     def _ask(self, move_id: str, hydrations: Callable[[], Hydrations],
              take: bool) -> bool:
+        if self._is_held_back(move_id):
+            return False
         if not self._most:
             return True
         hydrating, waiting = hydrations()

@@ -72,10 +72,10 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
             return wiped.remaining(names)
         return peers.remaining(asked, names)
 
+    turns = facts.Turns(configuration.localstor_max_moves)
     tools = facts.Tools(
         host, on_destination, node.device_mapper.devices,
-        node.initiator.connected, peers.is_source_used, remaining,
-        facts.Turns(configuration.localstor_max_moves))
+        node.initiator.connected, peers.is_source_used, remaining, turns)
     notified = notifications.Notifications(host, queues.Queue(1, workers))
     waiting = messages.Waiting()
     background = executor.Executor(steps, on_destination, tools, peers.run,
@@ -112,5 +112,5 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
                                 gate.Gate(
                                     host, GATE_SHARE
                                     * configuration.localstor_peer_timeout),
-                                configuration),
+                                turns, configuration),
         on_destination=on_destination, executor=background)

@@ -92,7 +92,8 @@ class Fact(str, enum.Enum):
     MAY_COPY = ('may_copy', 'both', 'no copy further back can be written, and '
                 'there is space for what comes')
     TURN = ('turn', 'node',
-            'it is among as many as may hydrate at a time')
+            'it is among as many as may hydrate at a time, and no volume is '
+            'prepared there that a user waits for')
     UNEXPORTED = ('unexported', 'steps',
                   "the source's copy is not exported any more")
     KEPT = ('kept', 'database', "thick snapshots lie on the source's copy, "
@@ -361,6 +362,10 @@ URGENT = tuple(state for state, rules in TABLE.items() if rules.serves)
 # to none
 UNDONE_BY_FAILURE = {State.PREPARING: State.ABORTING,
                      State.CREATING: State.UNDOING}
+
+# What a node does while a user waits for a volume that comes to it
+PREPARED_HERE = frozenset(step.name for step in TABLE[State.PREPARING].steps
+                          if step.side is Side.DESTINATION)
 
 # In these a move says nothing of where its volume is.
 ASIDE = (State.KEEPING, State.RETURNING, State.ABORTING, State.UNDOING)

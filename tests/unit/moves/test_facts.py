@@ -3,6 +3,7 @@
 from unittest import mock
 
 import ddt
+import fixtures
 
 from cinder_localstor.datapath import engine
 from cinder_localstor.moves import facts
@@ -150,6 +151,38 @@ class TurnsTest(base.TestCase):
         turns._lock.__exit__.side_effect = another
         answers.append(self.take(turns, 'one', (), waiting))
         self.assertEqual([False, True], answers)
+
+    def test_none_begins_while_a_user_waits_for_a_volume(self):
+        turns = facts.Turns(0)
+        with turns.held_back():
+            with turns.held_back():
+                self.assertFalse(self.take(turns, 'one'))
+            self.assertFalse(self.take(turns, 'one'))
+        self.assertTrue(self.take(turns, 'one'))
+
+    def test_move_waits_so_long_for_what_users_wait_for(self):
+        clock = self.useFixture(fixtures.MockPatchObject(
+            facts.time, 'monotonic', return_value=1000)).mock
+        turns = facts.Turns(0)
+        with turns.held_back():
+            self.assertFalse(self.take(turns, 'one'))
+            clock.return_value += facts.COURTESY - 1
+            self.assertFalse(self.take(turns, 'one'))
+            self.assertFalse(self.take(turns, 'two'))
+            clock.return_value += 1
+            self.assertTrue(self.take(turns, 'one'))
+            self.assertFalse(self.take(turns, 'two'))
+
+    def test_move_that_waits_for_users_again_begins_to_wait_anew(self):
+        clock = self.useFixture(fixtures.MockPatchObject(
+            facts.time, 'monotonic', return_value=1000)).mock
+        turns = facts.Turns(1)
+        with turns.held_back():
+            self.assertFalse(self.take(turns, 'one'))
+        self.assertFalse(self.take(turns, 'one', ('two',)))
+        clock.return_value += facts.COURTESY
+        with turns.held_back():
+            self.assertFalse(self.take(turns, 'one'))
 
     def test_turn_that_is_recorded_counts_once(self):
         turns = facts.Turns(2)

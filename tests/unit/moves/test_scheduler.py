@@ -127,6 +127,22 @@ class TurnTest(SchedulerTestCase):
         self.cloud.settle()
         self.assertEqual([], rows._moves(self.ctxt))
 
+    def test_none_begins_while_another_volume_is_prepared(self):
+        first = self.cloud.create_volume()
+        self.cloud.move(first)
+        seen = []
+
+        def look(_host, name):
+            if name == 'SimulatedInitiator.connect':
+                self.scheduler.watch()
+                seen.append(self.hydrating())
+
+        self.cloud.nodes[base.B].faults.observe = look
+        self.cloud.move(self.cloud.create_volume())
+        self.assertEqual([[]], seen)
+        self.cloud.watch()
+        self.assertEqual(2, len(self.hydrating()))
+
     def test_volume_whose_source_is_away_takes_no_turn(self):
         self.override('localstor_max_moves', 1)
         self.cloud.boot(base.B)
