@@ -19,7 +19,6 @@ from cinder_localstor import exception
 from cinder_localstor.moves import copier
 from cinder_localstor.moves import custodian
 from cinder_localstor.moves import executor
-from cinder_localstor.moves import facts
 from cinder_localstor.moves import gate
 from cinder_localstor.moves import keeper
 from cinder_localstor.moves import scheduler
@@ -38,7 +37,7 @@ class Answers:
                  steps: executor.StepRunner, periodic: scheduler.Scheduler,
                  copies_here: copier.Copier, keeps: keeper.Keeper,
                  lets_go: custodian.Custodian, volume_gate: gate.Gate,
-                 turns: facts.Turns, configuration: Any) -> None:
+                 configuration: Any) -> None:
         """:param host: ``host@backend`` of this node"""
         self.host = host
         self._node = node
@@ -50,7 +49,6 @@ class Answers:
         self._keeper = keeps
         self._custodian = lets_go
         self._gate = volume_gate
-        self._turns = turns
         self._configuration = configuration
         self._wipes = wipes.Wipes(node.volumes)
 
@@ -77,8 +75,6 @@ class Answers:
         described = transfer.Transfer.from_dict(move)
         self._scheduler.learn(described.move_id)
         with contextlib.ExitStack() as held:
-            if table.PREPARED_HERE.intersection(steps):
-                held.enter_context(self._turns.held_back())
             if described.cloned and table.TAKE_SNAPSHOT.name in steps:
                 self._copier.take(ctxt, held.enter_context(
                     self._hold_cloned(ctxt, described)), described)

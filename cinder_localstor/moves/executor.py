@@ -88,9 +88,12 @@ class StepRunner:
     """Runs the steps that this node has in a move."""
 
     def __init__(self, on_source: source.Source,
-                 on_destination: destination.Destination) -> None:
+                 on_destination: destination.Destination,
+                 turns: facts_of.Turns) -> None:
+        """:param turns: who may hydrate here"""
         self._source = on_source
         self._destination = on_destination
+        self._turns = turns
 
     def run(self, ctxt: context.RequestContext, move: transfer.Transfer,
             names: list[str]) -> None:
@@ -111,9 +114,12 @@ class StepRunner:
                 raise exception.StepTooLate(
                     move_id=move.move_id, steps=', '.join(names),
                     state=now.state if now else 'over')
-            for group in _together(steps[name] for name in names):
-                at_once([functools.partial(self._run_timed, step, move,
-                                           now.shown) for step in group])
+            is_awaited = now.state in table.UNDONE_BY_FAILURE
+            with (self._turns.held_back() if is_awaited
+                  else contextlib.nullcontext()):
+                for group in _together(steps[name] for name in names):
+                    at_once([functools.partial(self._run_timed, step, move,
+                                               now.shown) for step in group])
 
     def _run_timed(self, step: table.Step, move: transfer.Transfer,
                    shown: bool) -> None:

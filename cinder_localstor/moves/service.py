@@ -63,7 +63,8 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
     node_handles = handles.Handles(node)
     on_source = source.Source(node, configuration)
     on_destination = destination.Destination(node, all_engines)
-    steps = executor.StepRunner(on_source, on_destination)
+    turns = facts.Turns(configuration.localstor_max_moves)
+    steps = executor.StepRunner(on_source, on_destination, turns)
 
     wiped = wipes.Wipes(node.volumes)
 
@@ -72,7 +73,6 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
             return wiped.remaining(names)
         return peers.remaining(asked, names)
 
-    turns = facts.Turns(configuration.localstor_max_moves)
     tools = facts.Tools(
         host, on_destination, node.device_mapper.devices,
         node.initiator.connected, peers.is_source_used, remaining, turns)
@@ -112,5 +112,5 @@ def make(host: str, node: interface.Node, all_engines: engines.Engines,
                                 gate.Gate(
                                     host, GATE_SHARE
                                     * configuration.localstor_peer_timeout),
-                                turns, configuration),
+                                configuration),
         on_destination=on_destination, executor=background)

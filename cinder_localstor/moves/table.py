@@ -358,14 +358,10 @@ TABLE: dict[State, Rules] = {
 # In these a guest has the volume, or is about to: they go before all others.
 URGENT = tuple(state for state, rules in TABLE.items() if rules.serves)
 
-# From where a failure leads back to the volume as it was before the move, or
-# to none
+# In these a user waits for the volume; a failure leads back to it as it was
+# before, or to none.
 UNDONE_BY_FAILURE = {State.PREPARING: State.ABORTING,
                      State.CREATING: State.UNDOING}
-
-# What a node does while a user waits for a volume that comes to it
-PREPARED_HERE = frozenset(step.name for step in TABLE[State.PREPARING].steps
-                          if step.side is Side.DESTINATION)
 
 # In these a move says nothing of where its volume is.
 ASIDE = (State.KEEPING, State.RETURNING, State.ABORTING, State.UNDOING)

@@ -9,6 +9,7 @@ import ddt
 from cinder_localstor.datapath import source
 from cinder_localstor import exception
 from cinder_localstor.moves import executor
+from cinder_localstor.moves import facts
 from cinder_localstor.moves import table
 from cinder_localstor.node import simulated
 from cinder_localstor import rows
@@ -177,12 +178,14 @@ class ExecutorTest(base.TestCase):
         self.assertEqual(['settle', 'completing'], order)
 
 
+@ddt.ddt
 class AtOnceTest(base.TestCase):
     """Several threads, as the RPC server and the periodic task are."""
 
     def setUp(self):
         super().setUp()
         self.inside = base.Inside()
+        self.turns = facts.Turns(0)
         self.move = mock.Mock(move_id='m', source_name='copy', is_copy=False,
                               is_snapshot=False, state='migrating', done=())
         # The database of the tests is that of one thread.
@@ -193,7 +196,7 @@ class AtOnceTest(base.TestCase):
         node = mock.Mock()
         node.target.export.side_effect = export
         return executor.StepRunner(source.Source(node, mock.Mock()),
-                                   mock.Mock())
+                                   mock.Mock(), self.turns)
 
     def test_repeated_request_waits_for_the_first(self):
         runner = self.runner(self.inside)
@@ -211,6 +214,16 @@ class AtOnceTest(base.TestCase):
             self.ctxt, self.move, ['export_source'])])
         self.assertEqual({type(None), exception.StepTooLate},
                          set(map(type, errors)))
+
+    @ddt.data(('creating', False), ('preparing', False), ('migrating', True))
+    @ddt.unpack
+    def test_no_other_move_begins_to_hydrate_while_a_user_waits(
+            self, state, begins):
+        self.move.state = state
+        self.runner(lambda *_args: self.assertEqual(
+            begins, self.turns.take('another', set))).run(
+            self.ctxt, self.move, ['export_source'])
+        self.assertTrue(self.turns.take('another', set))
 
     def test_steps_that_need_not_wait_for_each_other_do_not(self):
         self.move.state = 'preparing'
