@@ -405,6 +405,9 @@ class Site(base.Cloud):
     def _connect(self, driver: localstor.LocalStorDriver,
                  volume: objects.Volume,
                  attachment: objects.VolumeAttachment, host: str) -> str:
+        """What Cinder does for an attachment; the path of a local device, ''
+        where the connection is over iSCSI.
+        """
         connector = {'host': host.split('@')[0], 'ip': '192.0.2.1',
                      'initiator': self.nodes[host].initiator.name()}
         driver.validate_connector(connector)
@@ -422,7 +425,8 @@ class Site(base.Cloud):
             'connector': json.dumps(connector)})
         db.volume_attached(self.ctxt, attachment.id, attachment.instance_uuid,
                            connector['host'], 'na')
-        return answer['data']['device_path']
+        return (answer['data']['device_path']
+                if answer['driver_volume_type'] == localstor.LOCAL else '')
 
     def detach(self, instance: Instance, host: str, lost: str = '') -> bool:
         """Delete an attachment; whether Cinder says that it is gone.

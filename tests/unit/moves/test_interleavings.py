@@ -109,6 +109,10 @@ class Site(site.Site):
                 driver, volume, attachment, host))
         except refused:
             return
+        if not path:
+            # While Cinder migrates it, it stays where it is. Guests of this
+            # model use no iSCSI.
+            return
         if self.run:
             self.run.point(interleavings.on_node(host, 'a guest opens it'))
         if instance.attachments.get(host) != attachment.id:
