@@ -14,6 +14,7 @@ import os
 import random
 import re
 from typing import Any
+import uuid
 
 from cinder.db import api as db
 from cinder.db import models
@@ -771,6 +772,10 @@ class PairTest(site.TestCase):
 
     def setUp(self):
         super().setUp()
+        # What is sorted by ids is in the same order in each run.
+        chance = random.Random(0)
+        self.patch('uuid.uuid4', side_effect=lambda: uuid.UUID(
+            int=chance.getrandbits(128), version=4))
         self.patch('cinder_localstor.peers.rpc.PeerAPI',
                    side_effect=lambda host, _time: Peers(self.site, host))
         self.patch('cinder_localstor.peers.directory.down',
