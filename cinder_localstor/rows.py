@@ -419,7 +419,7 @@ def begin(ctxt: context.RequestContext, volume: objects.Volume,
              service_uuid=destination.uuid,
              availability_zone=destination.availability_zone)
         if connecting is not None:
-            _connect(session, volume.id, connecting)
+            _note_connecting(session, volume.id, connecting)
     return Move(transfer=move, state=state, since=now, leaving=leaving,
                 is_migration=bool(migrated_to), shown=False)
 
@@ -1015,11 +1015,11 @@ def note_connecting(ctxt: context.RequestContext, volume_id: str,
     when the driver has answered.
     """
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
-        _connect(session, volume_id, attachment_ids)
+        _note_connecting(session, volume_id, attachment_ids)
 
 
-def _connect(session: Any, volume_id: str, attachment_ids: Iterable[str]
-             ) -> None:
+def _note_connecting(session: Any, volume_id: str,
+                     attachment_ids: Iterable[str]) -> None:
     ids = ','.join(sorted({known[:SHORT_ID] for known in attachment_ids}))
     _put(session, volume_id, {CONNECTING: ids[:MOST_CHARACTERS]})
 

@@ -124,15 +124,19 @@ class TestCase(test.TestCase):
 
 
 class Statements:
-    """Counts the statements that reach the database."""
+    """Notes the statements that reach the database, and their values."""
 
     def __init__(self):
-        self.texts = []
+        self.asked = []
         self._engine = db.get_engine()
 
-    def _note(self, _connection, _cursor, text, *_more):
+    @property
+    def texts(self):
+        return [text for text, _values in self.asked]
+
+    def _note(self, _connection, _cursor, text, values, *_more):
         if not text.startswith(('BEGIN', 'SAVEPOINT', 'RELEASE')):
-            self.texts.append(text)
+            self.asked.append((text, values))
 
     def __enter__(self):
         sa.event.listen(self._engine, 'before_cursor_execute', self._note)

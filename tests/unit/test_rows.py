@@ -116,6 +116,13 @@ class BeginTest(RowsTestCase):
         self.assertEqual(['1-attachment'], rows.connecting(
             self.ctxt, self.volume.id, ['1-attachment', '2-attachment']))
 
+    def test_move_is_not_there_without_what_connects(self):
+        with mock.patch.object(rows, '_note_connecting',
+                               side_effect=ValueError('the power fails')):
+            self.assertRaises(ValueError, self.begin,
+                              connecting=['1-attachment'])
+        self.assertEqual([], rows.for_volume(self.ctxt, self.volume.id))
+
     def test_its_rows_are_made_with_two_statements(self):
         with base.Statements() as statements:
             self.begin(leaving=('x', 'y'))
@@ -348,16 +355,10 @@ class FindTest(RowsTestCase):
 
     def plans(self, find, *arguments):
         """How the database finds what a function asks it for."""
-        asked = []
-
-        def execute(_connection, _cursor, statement, values, *_more):
-            asked.append((statement, values))
-        engine = db.main_context_manager.writer.get_engine()
-        sa.event.listen(engine, 'before_cursor_execute', execute)
-        self.assertEqual(1, len(find(self.ctxt, *arguments)))
-        sa.event.remove(engine, 'before_cursor_execute', execute)
-        with engine.connect() as connection:
-            return [plan for statement, values in asked
+        with base.Statements() as statements:
+            self.assertEqual(1, len(find(self.ctxt, *arguments)))
+        with db.get_engine().connect() as connection:
+            return [plan for statement, values in statements.asked
                     for *_ids, plan in connection.exec_driver_sql(
                         'EXPLAIN QUERY PLAN ' + statement, values)]
 
