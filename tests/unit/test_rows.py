@@ -128,6 +128,17 @@ class BeginTest(RowsTestCase):
             self.begin(leaving=('x', 'y'))
         self.assertEqual(2, len(statements.texts))
 
+    def test_what_changes_of_it_has_one_row_and_what_is_empty_none(self):
+        move = rows.change_state(self.ctxt, self.begin(), 'starting')
+        move = rows.record_done(self.ctxt, move, ('a',))
+        rows.change_state(self.ctxt, move, 'migrating')
+        with db.main_context_manager.reader.using(self.ctxt) as session:
+            keys = [key for key, in session.query(
+                models.VolumeAdminMetadata.key).filter_by(
+                volume_id=move.move_id)]
+        self.assertEqual(len(set(keys)), len(keys))
+        self.assertNotIn(rows.PROBLEM, keys)
+
     def test_users_row_is_not_touched(self):
         before = self.refresh().obj_to_primitive()
         self.begin()
