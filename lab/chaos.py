@@ -24,6 +24,7 @@ from lab import instance_player
 from lab import journal as journals
 from lab import leftovers
 from lab import player
+from lab import releases
 
 # Seconds
 REFRESH = 0.5
@@ -40,6 +41,8 @@ class Plan:
     :ivar rate: requests a second of each guest, unless Nova runs it
     :ivar instances: whether users have instances of Nova's
     :ivar backends: those of the volumes, in turn
+    :ivar former: the revision whose driver all nodes but the first begin
+        with, '' for the present one everywhere
     """
 
     minutes: float
@@ -48,6 +51,7 @@ class Plan:
     rate: float = 30
     instances: bool = False
     backends: Sequence[str] = configuration.BACKENDS
+    former: str = ''
 
 
 def run(cloud: clouds.Cloud, plan: Plan, stream: TextIO) -> journals.Journal:
@@ -58,6 +62,9 @@ def run(cloud: clouds.Cloud, plan: Plan, stream: TextIO) -> journals.Journal:
     journal.note('chaos', '%g minutes, seed %d, %d users, nodes %s' % (
         plan.minutes, plan.seed, plan.players,
         ', '.join(node.name for node in cloud.nodes)))
+    for node in cloud.nodes[1:] if plan.former else ():
+        releases.choose(node, plan.former)
+        node.service('cinder-volume').restart()
     before = leftovers.everything(cloud)
     players = [_player(cloud, plan, number, journal)
                for number in range(plan.players)]

@@ -540,7 +540,7 @@ class Chaos(_LabCommand):
     boot, migrate, rebuild, shelve, evacuate and delete instances, and attach
     volumes to them. Meanwhile cinder-volume, tgtd, iscsid and native helpers,
     nova-compute, libvirtd and QEMU are killed, nodes lose their power and
-    networks are cut.
+    networks are cut. With --former the driver of nodes is upgraded, too.
     At the end everything is mended: every stamp must be there, every move
     must end, and nothing may be left on any node.
 
@@ -567,6 +567,10 @@ class Chaos(_LabCommand):
         parser.add_argument('--mirrored', action='store_true',
                             help='let users have mirrored volumes, too, and '
                                  'disks of these die')
+        parser.add_argument('--former', default='', metavar='REVISION',
+                            help='the revision of this repository whose '
+                                 'driver all nodes but the first begin with; '
+                                 'they are upgraded meanwhile')
         _add_disks(parser, 'volatile')
         parser.add_argument('--keep', action='store_true',
                             help='leave the lab up, to look at')
@@ -596,7 +600,8 @@ class Chaos(_LabCommand):
                 minutes=parsed_args.minutes, seed=seed,
                 players=parsed_args.users, instances=parsed_args.nova,
                 backends=('mirrored', *configuration.BACKENDS)
-                if parsed_args.mirrored else configuration.BACKENDS), out)
+                if parsed_args.mirrored else configuration.BACKENDS,
+                former=parsed_args.former), out)
         finally:
             if fresh and not parsed_args.keep:
                 self.cloud.down()

@@ -12,6 +12,7 @@ from lab import errors
 from lab import journal as journals
 from lab import mirrors
 from lab import node as nodes
+from lab import releases
 
 WHO = 'faults'
 # Seconds
@@ -163,6 +164,8 @@ class Faults:
             ]
         if self._mirrored:
             kinds.append((4, self._disk))
+        if any(map(releases.is_former, self._nodes)):
+            kinds.append((2, self._upgrade))
         make = self._random.choices([make for _weight, make in kinds],
                                     [weight for weight, _make in kinds])[0]
         return make()
@@ -181,6 +184,17 @@ class Faults:
         service = node.service('cinder-volume')
         return Fault(f'cinder-volume on {node.name} restarted', node.name,
                      (0, 1), service.stop, service.start)
+
+    def _upgrade(self) -> Fault:
+        node = self._random.choice(
+            list(filter(releases.is_former, self._nodes)))
+        service = node.service('cinder-volume')
+
+        def begin() -> None:
+            service.stop()
+            releases.choose(node)
+        return Fault(f'driver of {node.name} upgraded', node.name, (0, 1),
+                     begin, service.start)
 
     def _helpers(self) -> Fault:
         node = self._node()

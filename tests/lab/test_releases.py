@@ -7,16 +7,14 @@ node begins with.  Without it there is nothing to try.
 
 import functools
 import os
-import subprocess
 
 import testtools
 
 from lab import cloud as clouds
-from lab import layout
+from lab import releases
 from tests.lab import base
 
 FORMER = os.environ.get('LOCALSTOR_FORMER', '')
-PACKAGE = 'cinder_localstor'
 
 
 @functools.cache
@@ -27,10 +25,9 @@ def cloud():
     return found
 
 
-def use(node, *trees):
-    """Restart a node's cinder-volume with the driver of the first tree."""
-    node.configure(environment={'PYTHONPATH': os.pathsep.join(map(str, [
-        *trees, layout.REPOSITORY / 'lab' / 'site', layout.REPOSITORY]))})
+def use(node, revision=''):
+    """Restart a node's cinder-volume with the driver of a revision."""
+    releases.choose(node, revision)
     node.service('cinder-volume').restart()
 
 
@@ -44,15 +41,7 @@ class FormerTest(base.LabTestCase):
     def setUp(self):
         super().setUp()
         self.new, self.old = self.nodes
-        tree = self.cloud.layout.directory / 'former' / FORMER
-        if not tree.exists():
-            tree.mkdir(parents=True)
-            archive = subprocess.run(
-                ['git', '-C', layout.REPOSITORY, 'archive', FORMER, PACKAGE],
-                check=True, stdout=subprocess.PIPE)
-            subprocess.run(['tar', '-x', '-C', tree], check=True,
-                           input=archive.stdout)
-        use(self.old, tree)
+        use(self.old, FORMER)
         self.cloud.wait_for_backends([self.old])
 
     def make(self, node):
