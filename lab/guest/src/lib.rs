@@ -5,6 +5,7 @@
 //! them again for as long as it lives and whenever it boots.  A stamp that is
 //! not what it must be ends it with a panic of its kernel.
 
+pub mod arrival;
 pub mod block;
 pub mod disk;
 pub mod report;

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use std::{process, thread};
 
+use localstor_lab_guest::arrival;
 use localstor_lab_guest::block::Block;
 use localstor_lab_guest::disk::Disk;
 use localstor_lab_guest::report::Report;
@@ -29,6 +30,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const CONSOLE: &str = "/dev/ttyS0";
 /// What fstrim comes to; not with fallocate, which makes zeros of it.
 const BLKDISCARD: Opcode = opcode::none(0x12, 119);
+/// Until a disk that is seen can be opened.
+const ARRIVAL: Duration = Duration::from_secs(60);
 /// Until a disk that fails is seen to be gone.
 const DEPARTURE: Duration = Duration::from_secs(5);
 
@@ -154,11 +157,16 @@ fn write_stamps(
     serial: &str,
     say: &impl Fn(Report<'_>),
 ) -> Result<Infallible, Trouble> {
-    let node = File::options()
-        .read(true)
-        .write(true)
-        .custom_flags(OFlags::DIRECT.bits() as i32)
-        .open(Path::new("/dev").join(disk))?;
+    let node = arrival::open(
+        || {
+            File::options()
+                .read(true)
+                .write(true)
+                .custom_flags(OFlags::DIRECT.bits() as i32)
+                .open(Path::new("/dev").join(disk))
+        },
+        ARRIVAL,
+    )?;
     let mut size = size_of(disk)?;
     let mut used = Disk::new(Node(node));
     let before = used.use_all(size, identity)?;
