@@ -84,8 +84,8 @@ unit-test: setup
 	@test -n "$$LOCALSTOR_DEVSTACK" || echo "SKIPPED: the tests of the" \
 	    "DevStack plugin. LOCALSTOR_DEVSTACK does not say where DevStack" \
 	    "is." >&2
-	$(VENV)/bin/tox run-parallel --parallel-no-spinner --skip-env 'py3|nova'
-	$(VENV)/bin/tox run -e py3,nova
+	$(VENV)/bin/tox run-parallel --parallel-no-spinner --skip-env 'py3|nova|database'
+	$(VENV)/bin/tox run -e py3,nova,database
 
 # What "make test" has no time for.  Each part stands alone, because all of them
 # take most of a day.
@@ -99,6 +99,7 @@ soak-walks: setup rust
 	    LOCALSTOR_SOAK_ORDERS=300 LOCALSTOR_SOAK_FAULTS=1 \
 	    $(VENV)/bin/stestr run \
 	    'test_walk|test_pairs|moves.test_inter|test_arriving|test_copier|test_reverts'
+	LOCALSTOR_SOAK_TRANSACTIONS=1 $(VENV)/bin/tox run -e database
 	cd hydrator && LOCALSTOR_WALKS=400000 $(CARGO) test --locked --release \
 	    -p localstor-hydrator-simulation --test walks
 
