@@ -40,8 +40,7 @@ class Scene:
     """A volume that has come by a move, and one that is being reverted."""
 
     def __init__(self, test):
-        self.ctxt, self.service, self.begin = (test.ctxt, test.service,
-                                               test.begin)
+        self.ctxt, self.heir, self.begin = test.ctxt, test.heir, test.begin
         with db.main_context_manager.writer.using(self.ctxt) as session:
             for model in TABLES:
                 session.query(model).delete()
@@ -104,6 +103,20 @@ def give(scene):
     rows.change_state(scene.ctxt, scene.copy, 'migrating', begins=True)
 
 
+def give_up(scene):
+    rows.give_up_volume(scene.ctxt, VOLUME, unit.B, scene.heir)
+
+
+# Cinder's own
+
+def destroy(scene):
+    db.volume_destroy(scene.ctxt, VOLUME)
+
+
+def destroy_reverted(scene):
+    db.volume_destroy(scene.ctxt, REVERTED)
+
+
 def begin(scene):
     scene.begin(scene.volume, move_id=NEXT, generation=3,
                 connecting=['11111111'])
@@ -134,20 +147,6 @@ def record_export(scene):
                        {'provider_location': 'here', 'provider_auth': 'x'})
 
 
-def give_up(scene):
-    rows.give_up_volume(scene.ctxt, VOLUME, unit.B, scene.service)
-
-
-# And Cinder's own
-
-def destroy(scene):
-    db.volume_destroy(scene.ctxt, VOLUME)
-
-
-def destroy_reverted(scene):
-    db.volume_destroy(scene.ctxt, REVERTED)
-
-
 def save(scene):
     volume = scene.volume
     volume.status = 'detaching'
@@ -164,10 +163,11 @@ def detached(scene):
 
 
 # What decides where a volume is; everything else in the soak
-DECISIONS = (complete, abort, come_back, record_done, forget, hand_over, give)
+DECISIONS = (complete, abort, come_back, record_done, forget, hand_over, give,
+             give_up, destroy, destroy_reverted)
 OTHERS = (begin, record_problem, note_connecting, note_none_connecting,
-          note_revert, note_migration, record_export, give_up, destroy,
-          destroy_reverted, save, begin_to_extend, detached)
+          note_revert, note_migration, record_export, save, begin_to_extend,
+          detached)
 PLAYED = DECISIONS + (
     OTHERS if os.environ.get('LOCALSTOR_SOAK_TRANSACTIONS') else ())
 
@@ -207,6 +207,7 @@ class IsolationTest(base.OnMariaDB, test_rows.RowsTestCase):
 
     def setUp(self):
         super().setUp()
+        self.heir = self.make_service(unit.C)
         self.useFixture(fixtures.MockPatchObject(rows, 'new_move_id',
                                                  return_value=KEPT))
         for event in ('before_cursor_execute', 'commit'):
