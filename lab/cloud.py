@@ -291,12 +291,20 @@ class Cloud:
     def run(self, argv: list[str], *, check: bool = True,
             timeout: float | None = 60, user: str = 'admin',
             input: str | None = None) -> subprocess.CompletedProcess:
-        """Run a command natively in the namespace, as a user of the cloud."""
+        """Run a command natively in the namespace, as a user of the cloud.
+
+        :raises CommandFailed: its exit status was not 0, with `check`
+        :raises CommandTimeout: it was killed after so many seconds
+        """
         self._require()
-        done = subprocess.run(
-            self.network.wrap(argv), env=self.environment(user),
-            capture_output=True, text=True, timeout=timeout, input=input,
-            check=False)
+        try:
+            done = subprocess.run(
+                self.network.wrap(argv), env=self.environment(user),
+                capture_output=True, text=True, timeout=timeout, input=input,
+                check=False)
+        except subprocess.TimeoutExpired as error:
+            raise errors.CommandTimeout('control', argv, error.timeout
+                                        ) from error
         if check and done.returncode:
             raise errors.CommandFailed('control', argv, done.returncode,
                                        done.stdout, done.stderr)

@@ -44,7 +44,7 @@ class CommandFailed(LabError):
 
 
 class CommandTimeout(LabError):
-    """A command on a node took too long and was killed."""
+    """A command took too long and was killed."""
 
     def __init__(self, where: str, command: list[str],
                  timeout: float) -> None:
