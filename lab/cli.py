@@ -36,6 +36,7 @@ from lab import errors
 from lab import fleet
 from lab import parts
 from lab import progress
+from lab import releases
 from lab import scale
 from lab import sizes
 from lab import volatile
@@ -581,6 +582,9 @@ class Chaos(_LabCommand):
         if parsed_args.mirrored and parsed_args.disks != 'volatile':
             raise errors.LabError('Only volatile disks can die: leave '
                                   '"--disks plain" away.')
+        if parsed_args.former:
+            # Whoever has mistyped it need not wait for the lab.
+            releases.tree(self.cloud.layout, parsed_args.former)
         seed = parsed_args.seed
         if seed is None:
             seed = secrets.randbelow(1 << 31)
