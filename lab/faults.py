@@ -165,7 +165,7 @@ class Faults:
         if self._mirrored:
             kinds.append((4, self._disk))
         if any(map(releases.is_former, self._nodes)):
-            kinds.append((2, self._upgrade))
+            kinds.append((5, self._upgrade))
         make = self._random.choices([make for _weight, make in kinds],
                                     [weight for weight, _make in kinds])[0]
         return make()
