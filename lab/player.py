@@ -31,6 +31,10 @@ REFUSALS = ('may yet go back', 'is being extended', 'Attach it again',
             'Free some space')
 # The API does not pass on why these are refused.
 MUTE = ('extend', 'delete', 'migrate', 'revert')
+# Nor does it of these why its scheduler finds no place for them.
+SCHEDULED = ('snapshot', 'clone', 'restore')
+# GiB that a snapshot of a thick volume takes beside its size, at most
+TABLES = 0.1
 # What a service that comes back does not leave so
 SETTLED_BY_THE_DRIVER = ('extending', 'retyping', 'reverting')
 UNDECIDED = ('preparing', 'starting', 'aborting', 'discarding')
@@ -140,7 +144,16 @@ class Player(actor.Actor):
 
     def _is_refused(self, what: str, text: str) -> bool:
         return any(words in text for words in REFUSALS) or (
-            what.split()[0] in MUTE and self._is_undecided())
+            what.split()[0] in MUTE and self._is_undecided()) or (
+            what in SCHEDULED and self._lacks_room(what))
+
+    def _lacks_room(self, what: str) -> bool:
+        """Whether no node has room for a copy of the volume."""
+        places = ([self._user.host(self.volume)] if what == 'snapshot'
+                  else [node.name for node in self._nodes])
+        rooms = self._user.rooms()
+        return all(rooms.get(configuration.pool(place, self._type), 0)
+                   < self._size + TABLES for place in places)
 
     def _is_undecided(self) -> bool:
         """Whether it is open what becomes of a move of the volume."""

@@ -103,6 +103,12 @@ class User:
         host = self.show(volume_id)['os-vol-host-attr:host']
         return host.partition('@')[0]
 
+    def rooms(self) -> dict[str, float]:
+        """GiB that the scheduler takes for free, by ``host@backend#pool``."""
+        return {pool['name']: float(pool['capabilities']['free_capacity_gb'])
+                for pool in self._api.get(
+                    '/scheduler-stats/get_pools?detail=True').json()['pools']}
+
     def copy_of(self, volume_id: str) -> str:
         """Id that the name of a volume's logical volume has."""
         return (self.show(volume_id)['os-vol-mig-status-attr:name_id']
