@@ -2,6 +2,8 @@
 
 import atexit
 import functools
+import os
+import signal
 
 from cinder.db import api as db
 from cinder.db import migration
@@ -17,6 +19,12 @@ def connection():
     server = mysql.MySQLDriver()
     server.setUp()
     atexit.register(server.cleanUp)
+
+    def end(number, _frame):
+        server.cleanUp()
+        os._exit(128 + number)
+    # It has a session of its own, and would outlive us.
+    signal.signal(signal.SIGTERM, end)
     return server.url.replace('mysql', 'mysql+pymysql', 1)
 
 
