@@ -4,6 +4,7 @@
 import os
 import pathlib
 import subprocess
+import tempfile
 
 from lab import errors
 from lab import layout
@@ -30,8 +31,11 @@ def tree(place: layout.Layout, revision: str) -> pathlib.Path:
                 f'There is no driver of revision "{revision}" in '
                 f'{place.repository}: {archive.stderr.decode().strip()}')
         found.mkdir(parents=True, exist_ok=True)
-        subprocess.run(['tar', '-x', '-C', found], check=True,
-                       input=archive.stdout)
+        with tempfile.TemporaryDirectory(dir=found) as unpacked:
+            subprocess.run(['tar', '-x', '-C', unpacked], check=True,
+                           input=archive.stdout)
+            # Whatever ends us, it is there as a whole or not at all.
+            os.rename(os.path.join(unpacked, PACKAGE), found / PACKAGE)
     return found
 
 
