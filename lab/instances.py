@@ -30,6 +30,8 @@ LOOKS = 5
 _BAD_RING = re.compile(r'virtio\d+: req\.\d+:id \d+ '
                        r'(?:is not a head!|out of range)')
 _FAILS = 'Input/output error'
+# No disk can answer so: virtio has no word for it (VIRTIO_BLK_S_...).
+_NO_MEMORY = 'Cannot allocate memory'
 
 
 class InstanceError(Exception):
@@ -296,7 +298,8 @@ class Instance:
         nothing of the disk.
         """
         console = self.console()
-        bad_ring = _BAD_RING.search(console)
+        excuses = ((_NO_MEMORY, _FAILS) if _BAD_RING.search(console)
+                   else (_NO_MEMORY,))
         found = []
         for line in console.splitlines():
             try:
@@ -304,8 +307,8 @@ class Instance:
             except ValueError:
                 # The kernel's, or not complete yet
                 continue
-            if isinstance(report, dict) and not (
-                    bad_ring and report.get('why', '').startswith(_FAILS)):
+            if isinstance(report, dict) and not report.get(
+                    'why', '').startswith(excuses):
                 found.append(report)
         return found
 

@@ -15,6 +15,7 @@ FOUND = ('{"event":"found","disk":"vda","serial":"025b19fd-528a-4477-b",'
 WRONG = ('{"event":"wrong","disk":"vda","serial":"025b19fd-528a-4477-b",'
          '"why":"stamp 3"}')
 FAILS = WRONG.replace('stamp 3', 'Input/output error (os error 5)')
+NO_MEMORY = WRONG.replace('stamp 3', 'Cannot allocate memory (os error 12)')
 BAD_RING = '[  430.272242] virtio_blk virtio0: req.0:id 0 is not a head!'
 PANIC = '[   12.3] Kernel panic - not syncing: Attempted to kill init!'
 
@@ -75,6 +76,12 @@ class ReportsTest(base.BaseTestCase):
         self.assertEqual(['found'],
                          [report['event'] for report in guest.reports()])
         self.assertFalse(self.instance(FOUND, BAD_RING, WRONG, PANIC).panicked)
+
+    def test_what_a_disk_can_not_say_is_not_its_fault(self):
+        guest = self.instance(FOUND, NO_MEMORY, PANIC)
+        self.assertTrue(guest.panicked)
+        self.assertEqual(['found'],
+                         [report['event'] for report in guest.reports()])
 
     def test_the_pause_of_a_live_migration_is_in_seconds(self):
         lines = ('Job type:         Completed', 'Time elapsed:     2101 ms',
