@@ -15,6 +15,8 @@ QEMU = 'qemu-system-x86_64'
 _MARK = 'guest: '
 # Puts it at the beginning of a line, whatever the kernel has written before.
 _SAY = f'say() {{ printf "\\n{_MARK}%s\\n" "$*" > /dev/console; }}\n'
+# Each has a queue of the disk of its own.
+PROCESSORS = 2
 # A whole life; without KVM each instruction is translated.
 _PATIENCE = 120
 
@@ -37,10 +39,10 @@ class Machine:
             self._process = subprocess.Popen(
                 [QEMU, '-nodefaults', '-no-reboot', '-display', 'none',
                  '-machine', 'q35,accel=tcg,memory-backend=memory',
-                 '-m', '256M', '-object',
+                 '-smp', str(PROCESSORS), '-m', '256M', '-object',
                  'memory-backend-memfd,id=memory,size=256M,share=on',
                  '-chardev', f'socket,id=volume,path={socket},reconnect=1',
-                 '-device', 'vhost-user-blk-pci,chardev=volume,num-queues=1',
+                 '-device', 'vhost-user-blk-pci,chardev=volume',
                  '-serial', 'stdio',
                  '-kernel', image.kernel, '-initrd', initramfs,
                  '-append', 'console=ttyS0 quiet panic=-1'],

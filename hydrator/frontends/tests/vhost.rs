@@ -25,6 +25,7 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 use virtio_driver::{VhostUser, VirtioBlkQueue, VirtioFeatureFlags, VirtioTransport};
 
 const SIZE: usize = 16 << 20;
+const RINGS: usize = 4;
 
 fn start(name: &str) -> Server {
     let kind = Kind {
@@ -103,7 +104,7 @@ fn a_driver_that_people_have_reads_and_writes() {
         features.bits() | u64::MAX >> 40,
     )
     .unwrap();
-    let mut queues = VirtioBlkQueue::<u64>::setup_queues(&mut transport, 1, 128).unwrap();
+    let mut queues = VirtioBlkQueue::<u64>::setup_queues(&mut transport, 2, 128).unwrap();
     let file: std::fs::File = rustix::fs::memfd_create("data", rustix::fs::MemfdFlags::CLOEXEC)
         .unwrap()
         .into();
@@ -125,10 +126,10 @@ fn a_driver_that_people_have_reads_and_writes() {
         .unwrap();
     let (mine, rest) = memory.split_at_mut(4096);
     mine.fill(0x5c);
-    let wait = |queue: &mut VirtioBlkQueue<u64>, context: u64| {
-        transport.get_submission_notifier(0).notify().unwrap();
+    let wait = |queues: &mut [VirtioBlkQueue<u64>], index: usize, context: u64| {
+        transport.get_submission_notifier(index).notify().unwrap();
         loop {
-            if let Some(done) = queue.completions().next() {
+            if let Some(done) = queues[index].completions().next() {
                 assert_eq!((done.context, done.ret), (context, 0));
                 return;
             }
@@ -136,14 +137,122 @@ fn a_driver_that_people_have_reads_and_writes() {
         }
     };
     queues[0].write(8192, mine, 1).unwrap();
-    wait(&mut queues[0], 1);
+    wait(&mut queues, 0, 1);
     queues[0].flush(2).unwrap();
-    wait(&mut queues[0], 2);
-    queues[0].read(4096, &mut rest[..65536], 3).unwrap();
-    wait(&mut queues[0], 3);
+    wait(&mut queues, 0, 2);
+    queues[1].read(4096, &mut rest[..65536], 3).unwrap();
+    wait(&mut queues, 1, 3);
     let content = server.content();
     assert_eq!(content[8192..12288], [0x5c; 4096]);
     assert!(rest[..65536] == content[4096..4096 + 65536]);
+}
+
+/// A guest with a ring for each of four processors.
+fn with_rings(server: &Server) -> Guest {
+    let mut guest = Guest::with_rings(RINGS);
+    guest.connect(&server.socket);
+    guest
+}
+
+#[test]
+fn what_one_ring_has_written_another_one_reads() {
+    let server = start("rings");
+    let mut guest = with_rings(&server);
+    let mut expected = server.content();
+    let mut waiting = Vec::new();
+    for round in 0..u64::from(REQUESTS) {
+        for ring in 0..RINGS {
+            guest.ring = ring;
+            let sector = (round * RINGS as u64 + ring as u64) * 64;
+            let fill = (round + 1) as u8 * 4 + ring as u8;
+            waiting.push((ring, guest.submit_write(sector, &[fill; 4096])));
+            expected[sector as usize * 512..][..4096].fill(fill);
+        }
+    }
+    for (ring, request) in waiting {
+        guest.ring = ring;
+        while !guest.is_free(request) {
+            assert_eq!(guest.wait().1, OK);
+        }
+    }
+    for ring in 0..RINGS {
+        guest.ring = ring;
+        assert_eq!(guest.ask(FLUSH, 0, 0), OK);
+        assert!(guest.seen(SIZE as u64) == expected, "ring {ring}");
+    }
+    assert!(server.content() == expected);
+}
+
+#[test]
+fn a_ring_that_is_stopped_leaves_the_others() {
+    let server = start("stopped");
+    let mut guest = with_rings(&server);
+    guest.ring = 1;
+    assert_eq!(guest.ask(FLUSH, 0, 0), OK);
+    assert_eq!(guest.stop() & 0xffff, 1);
+    let unheard = guest.submit(FLUSH, 0, 0);
+    for ring in [0, 2, 3] {
+        guest.ring = ring;
+        assert_eq!(guest.ask(FLUSH, 0, 0), OK, "ring {ring}");
+    }
+    guest.ring = 1;
+    assert!(!guest.is_free(unheard) && guest.answer().is_none());
+}
+
+#[test]
+fn rings_that_are_full_are_all_served() {
+    let server = start("full");
+    let mut guest = with_rings(&server);
+    for _round in 0..5 {
+        for ring in 0..RINGS {
+            guest.ring = ring;
+            for request in 0..u64::from(REQUESTS) {
+                guest.submit(IN, request % 16 * 2048, 1 << 20);
+            }
+        }
+        for ring in (0..RINGS).rev() {
+            guest.ring = ring;
+            for _ in 0..REQUESTS {
+                assert_eq!(guest.wait().1, OK);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_ring_that_is_always_full_lets_others_in() {
+    let server = start("fair");
+    let mut guest = with_rings(&server);
+    for request in 0..u64::from(REQUESTS) {
+        guest.submit(IN, request % 16 * 2048, 1 << 20);
+    }
+    guest.ring = RINGS - 1;
+    guest.submit(FLUSH, 0, 0);
+    let mut passed_by = 0;
+    while guest.answer().is_none() {
+        assert!(passed_by < 500, "others are served for ever");
+        passed_by += 1;
+        guest.ring = 0;
+        assert_eq!(guest.wait().1, OK);
+        guest.submit(IN, 0, 1 << 20);
+        guest.ring = RINGS - 1;
+    }
+}
+
+#[test]
+fn a_ring_with_more_than_there_are_ends_the_connection() {
+    let server = start("no-such");
+    let mut client = Client::connect(&server.socket, 1000).unwrap();
+    client.set_owner().unwrap();
+    client.get_features().unwrap();
+    let offered = client.get_protocol_features().unwrap();
+    client.set_protocol_features(offered).unwrap();
+    client.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    let most = client.get_queue_num().unwrap() as usize;
+    assert!(client.set_vring_num(most - 1, 64).is_ok());
+    assert!(client.set_vring_num(most, 64).is_err());
+    drop(client);
+    assert_eq!(connected(&server).ask(FLUSH, 0, 0), OK);
 }
 
 #[test]
@@ -311,17 +420,23 @@ fn more_and_longer_requests_than_there_are_buffers_are_all_answered() {
 #[test]
 fn what_was_in_flight_is_answered_after_the_client_has_connected_again() {
     let server = start("again");
-    let mut guest = connected(&server);
+    let mut guest = with_rings(&server);
     for round in 0..50u8 {
         let mut waiting = Vec::new();
         for request in 0..u64::from(REQUESTS) {
-            waiting.push(guest.submit_write(request * 64, &[round; 32768]));
+            guest.ring = fastrand::usize(..RINGS);
+            let written = guest.submit_write(request * 64, &[round; 32768]);
+            waiting.push((guest.ring, written));
         }
         guest.disconnect();
         guest.connect(&server.socket);
         // What is new comes behind what is old.
-        while guest.answer().is_some() {}
-        for request in waiting {
+        for ring in 0..RINGS {
+            guest.ring = ring;
+            while guest.answer().is_some() {}
+        }
+        for (ring, request) in waiting {
+            guest.ring = ring;
             while !guest.is_free(request) {
                 assert_eq!(guest.wait().1, OK);
             }
@@ -339,6 +454,7 @@ enum Step {
     Flush,
     Settle,
     Reconnect,
+    Ring(usize),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -350,6 +466,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::Flush),
         2 => Just(Step::Settle),
         1 => Just(Step::Reconnect),
+        2 => (0..RINGS).prop_map(Step::Ring),
     ];
     prop::collection::vec(step, 1..60)
 }
@@ -361,7 +478,7 @@ proptest! {
     #[test]
     fn a_guest_sees_what_it_wrote(steps in steps()) {
         let server = start("model");
-        let mut guest = connected(&server);
+        let mut guest = with_rings(&server);
         let mut model = server.content();
         let bytes = |at: u64, count: u32| at as usize * 512..(at as usize + count as usize) * 512;
         for step in steps {
@@ -390,6 +507,7 @@ proptest! {
                     guest.disconnect();
                     guest.connect(&server.socket);
                 }
+                Step::Ring(ring) => guest.ring = ring,
             }
         }
         prop_assert!(guest.seen(SIZE as u64) == model);

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a client says about its guest: memory, queue, descriptors of events.
+//! What a client says about its guest: memory, queues, descriptors of events.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::Ordering;
 
-use rustix::io::Errno;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -20,19 +18,13 @@ use vhost::vhost_user::{
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{
-    Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, MmapRegion,
-};
+use virtio_queue::QueueT;
+use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
-use super::Broken;
 use super::inflight::{self, Inflight};
-use super::request::{self, Chain};
+use super::queue::{MOST_DESCRIPTORS, RequestQueue};
+use super::request::{self, MOST_QUEUES};
 use crate::block::Geometry;
-
-/// Descriptors of a queue, at most.
-pub(super) const MOST_DESCRIPTORS: u16 = 256;
 
 /// Pieces of memory, at most: as many as QEMU has use for.
 const MOST_REGIONS: u64 = 509;
@@ -61,29 +53,15 @@ struct Mapping {
     bytes: u64,
 }
 
-/// A queue that was given and is not yet, or no more, looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
-    Stopped,
-    Kicked,
-    Running,
-}
-
 /// The device, as one client has set it up.
 pub(super) struct Device {
     geometry: Geometry,
     acked: u64,
     mappings: Vec<Mapping>,
     memory: GuestMemoryMmap,
-    queue: Queue,
-    life: Life,
-    enabled: bool,
-    inflight: Option<Inflight>,
-    // What a predecessor has left unanswered, the last one first.
-    again: Vec<u16>,
-    call: Option<File>,
-    // A new descriptor for kicks, or that there is none any more.
-    kick: Option<Option<File>>,
+    queues: Vec<RequestQueue>,
+    // The client has set up none of the queues from here on.
+    given: usize,
 }
 
 impl Device {
@@ -93,17 +71,14 @@ impl Device {
             acked: 0,
             mappings: Vec::new(),
             memory: GuestMemoryMmap::new(),
-            queue: Queue::new(MOST_DESCRIPTORS)?,
-            life: Life::Stopped,
-            enabled: false,
-            inflight: None,
-            again: Vec::new(),
-            call: None,
-            kick: None,
+            queues: (0..MOST_QUEUES)
+                .map(|_| RequestQueue::new())
+                .collect::<Result<_, _>>()?,
+            given: 0,
         })
     }
 
-    /// With a queue of `size` that waits to be started: its table, available
+    /// With one queue of `size` that waits to be started: its table, available
     /// ring and used ring are at these addresses.
     #[cfg(fuzzing)]
     pub(super) fn over(
@@ -113,18 +88,24 @@ impl Device {
         addresses: [GuestAddress; 3],
         inflight: Option<&[u8]>,
     ) -> Device {
-        let mut device = Device::new(geometry).expect("a queue");
+        let mut device = Device::new(geometry).expect("queues");
         device.memory = memory;
-        let queue = &mut device.queue;
-        queue.try_set_size(size).expect("a size");
+        let queue = &mut device.queues[0];
+        queue.ring.try_set_size(size).expect("a size");
         let [table, available, used] = addresses;
-        queue.try_set_desc_table_address(table).expect("a table");
-        queue.try_set_avail_ring_address(available).expect("a ring");
-        queue.try_set_used_ring_address(used).expect("a ring");
-        queue.set_ready(true);
-        device.life = Life::Kicked;
-        device.enabled = true;
-        device.inflight = inflight.map(|bytes| Inflight::over(bytes, size));
+        queue
+            .ring
+            .try_set_desc_table_address(table)
+            .expect("a table");
+        queue
+            .ring
+            .try_set_avail_ring_address(available)
+            .expect("a ring");
+        queue.ring.try_set_used_ring_address(used).expect("a ring");
+        queue.set_kick(None);
+        queue.enabled = true;
+        queue.inflight = inflight.map(|bytes| Inflight::over(bytes, size));
+        device.given = 1;
         device
     }
 
@@ -132,131 +113,25 @@ impl Device {
         &self.memory
     }
 
+    /// How many queues there may be requests in.
+    pub(super) fn given(&self) -> usize {
+        self.given
+    }
+
+    /// A queue, with the memory that its guest has.
+    pub(super) fn queue(&mut self, index: usize) -> (&mut RequestQueue, &GuestMemoryMmap) {
+        (&mut self.queues[index], &self.memory)
+    }
+
     /// Whether a write must be durable because the guest never flushes.
     pub(super) fn writes_through(&self) -> bool {
         self.acked & 1 << VIRTIO_BLK_F_FLUSH == 0
     }
 
-    /// The new descriptor for kicks, if there was one.
-    pub(super) fn take_kick(&mut self) -> Option<Option<File>> {
-        self.kick.take()
-    }
-
-    /// Whether requests are to be taken; starts the queue if that is due.
-    pub(super) fn is_running(&mut self) -> Result<bool, Broken> {
-        if !self.enabled {
-            return Ok(false);
-        }
-        if self.life == Life::Kicked {
-            self.start()?;
-        }
-        Ok(self.life == Life::Running)
-    }
-
-    fn start(&mut self) -> Result<(), Broken> {
-        if !self.queue.is_valid(&self.memory) {
-            return Err(Broken::Queue);
-        }
-        let used = self.queue.used_idx(&self.memory, Ordering::Acquire)?.0;
-        self.queue.set_next_used(used);
-        if let Some(inflight) = &mut self.inflight {
-            self.again = inflight.take_over(used)?;
-            let taken = used.wrapping_add(self.again.len() as u16);
-            self.queue.set_next_avail(taken);
-            self.again.reverse();
-            if !self.again.is_empty() {
-                let count = self.again.len();
-                tracing::info!("vhost-user: carried out again, as not answered before: {count}");
-            }
-        }
-        self.life = Life::Running;
-        Ok(())
-    }
-
-    /// Walks the next request that waits; the descriptor at its head.
-    pub(super) fn next(&mut self, chain: &mut Chain) -> Result<Option<u16>, Broken> {
-        if let Some(head) = self.again.last().copied() {
-            chain.walk(self.chain_of(head)?.into_iter())?;
-            self.again.pop();
-            return Ok(Some(head));
-        }
-        let Some(found) = self.queue.iter(&self.memory)?.next() else {
-            return Ok(None);
-        };
-        let head = found.head_index();
-        chain.walk(found)?;
-        if let Some(inflight) = &mut self.inflight {
-            inflight.begin(head)?;
-        }
-        Ok(Some(head))
-    }
-
-    /// Whether one waits.
-    pub(super) fn has_next(&self) -> Result<bool, Broken> {
-        let available = self.queue.avail_idx(&self.memory, Ordering::Acquire)?.0;
-        Ok(!self.again.is_empty() || available != self.queue.next_avail())
-    }
-
-    /// The descriptors from `head` on, though the guest's ring says no more
-    /// that it is available: a ring of our own does.
-    fn chain_of(&self, head: u16) -> Result<Vec<virtio_queue::desc::split::Descriptor>, Broken> {
-        let ends = self.memory.iter().map(|region| region.last_addr()).max();
-        let free = ends
-            .and_then(|end| end.checked_add(1)?.checked_align_up(4096))
-            .ok_or(Broken::Queue)?;
-        let own = GuestRegionMmap::from_range(free, 4096, None)
-            .map_err(|error| Broken::Inflight(error.to_string()))?;
-        let memory = self
-            .memory
-            .insert_region(own.into())
-            .map_err(|error| Broken::Inflight(error.to_string()))?;
-        // No flags, the index behind the one entry, and the entry.
-        memory
-            .write_slice(&[0u16, 1, head].map(u16::to_le_bytes).concat(), free)
-            .map_err(|error| Broken::Inflight(error.to_string()))?;
-        let mut queue = Queue::new(MOST_DESCRIPTORS)?;
-        queue.try_set_size(self.queue.size())?;
-        queue.try_set_desc_table_address(GuestAddress(self.queue.desc_table()))?;
-        queue.try_set_avail_ring_address(free)?;
-        queue.set_ready(true);
-        let chain = queue.iter(&memory)?.next().ok_or(Broken::Queue)?;
-        Ok(chain.collect())
-    }
-
-    /// Asks the guest not to tell of more requests.
-    pub(super) fn silence(&mut self) -> Result<(), Broken> {
-        Ok(self.queue.disable_notification(&self.memory)?)
-    }
-
-    /// Asks the guest to tell of more requests; whether there are some already.
-    pub(super) fn listen(&mut self) -> Result<bool, Broken> {
-        Ok(self.queue.enable_notification(&self.memory)?)
-    }
-
-    /// Tells the guest that a request is answered.
-    pub(super) fn answered(&mut self, head: u16, written: u32) -> Result<(), Broken> {
-        if let Some(inflight) = &mut self.inflight {
-            inflight.answering(head)?;
-        }
-        self.queue.add_used(&self.memory, head, written)?;
-        if let Some(inflight) = &mut self.inflight {
-            inflight.answered(head, self.queue.next_used())?;
-        }
-        if self.queue.needs_notification(&self.memory)? {
-            self.notify()?;
-        }
-        Ok(())
-    }
-
-    fn notify(&self) -> Result<(), Broken> {
-        let Some(call) = &self.call else {
-            return Ok(());
-        };
-        match rustix::io::write(call, &1u64.to_ne_bytes()) {
-            // Nobody has looked for a long time; who does will see it.
-            Ok(_) | Err(Errno::AGAIN) => Ok(()),
-            Err(error) => Err(Broken::Call(error.into())),
-        }
+    /// A new descriptor for a queue's kicks, or that it has none any more.
+    pub(super) fn take_kick(&mut self) -> Option<(usize, Option<File>)> {
+        let mut queues = self.queues.iter_mut().enumerate();
+        queues.find_map(|(index, queue)| Some((index, queue.take_kick()?)))
     }
 
     /// The guest's address of what is at `address` in the client.
@@ -270,12 +145,10 @@ impl Device {
             .ok_or(ProtocolError::InvalidParam)
     }
 
-    fn only_queue(index: u32) -> ProtocolResult<()> {
-        if index == 0 {
-            Ok(())
-        } else {
-            Err(ProtocolError::InvalidParam)
-        }
+    /// The queue that a client names.
+    fn named(&mut self, index: u32) -> ProtocolResult<&mut RequestQueue> {
+        let queue = self.queues.get_mut(index as usize);
+        queue.ok_or(ProtocolError::InvalidParam)
     }
 }
 
@@ -324,12 +197,7 @@ impl VhostUserBackendReqHandlerMut for Device {
     }
 
     fn reset_owner(&mut self) -> ProtocolResult<()> {
-        self.life = Life::Stopped;
-        self.enabled = false;
-        self.queue.reset();
-        self.again.clear();
-        self.kick = Some(None);
-        self.call = None;
+        self.queues.iter_mut().for_each(RequestQueue::reset);
         Ok(())
     }
 
@@ -346,11 +214,12 @@ impl VhostUserBackendReqHandlerMut for Device {
             return wrong("features that were not offered");
         }
         self.acked = acked;
-        self.queue
-            .set_event_idx(acked & 1 << VIRTIO_RING_F_EVENT_IDX != 0);
-        // Who does not negotiate can't enable.
-        if acked & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0 {
-            self.enabled = true;
+        for queue in &mut self.queues {
+            queue
+                .ring
+                .set_event_idx(acked & 1 << VIRTIO_RING_F_EVENT_IDX != 0);
+            // Who does not negotiate can't enable.
+            queue.enabled |= acked & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0;
         }
         Ok(())
     }
@@ -371,9 +240,8 @@ impl VhostUserBackendReqHandlerMut for Device {
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> ProtocolResult<()> {
-        Device::only_queue(index)?;
         let size = u16::try_from(num).map_err(|_| ProtocolError::InvalidParam)?;
-        self.queue.try_set_size(size).map_err(failed)
+        self.named(index)?.ring.try_set_size(size).map_err(failed)
     }
 
     fn set_vring_addr(
@@ -385,66 +253,47 @@ impl VhostUserBackendReqHandlerMut for Device {
         available: u64,
         _log: u64,
     ) -> ProtocolResult<()> {
-        Device::only_queue(index)?;
         let descriptor = self.guest_address(descriptor)?;
         let (used, available) = (self.guest_address(used)?, self.guest_address(available)?);
-        self.queue
-            .try_set_desc_table_address(descriptor)
-            .and_then(|()| self.queue.try_set_used_ring_address(used))
-            .and_then(|()| self.queue.try_set_avail_ring_address(available))
+        let ring = &mut self.named(index)?.ring;
+        ring.try_set_desc_table_address(descriptor)
+            .and_then(|()| ring.try_set_used_ring_address(used))
+            .and_then(|()| ring.try_set_avail_ring_address(available))
             .map_err(failed)
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> ProtocolResult<()> {
-        Device::only_queue(index)?;
         let base = u16::try_from(base).map_err(|_| ProtocolError::InvalidParam)?;
-        self.queue.set_next_avail(base);
+        self.named(index)?.ring.set_next_avail(base);
         Ok(())
     }
 
     fn get_vring_base(&mut self, index: u32) -> ProtocolResult<VhostUserVringState> {
-        Device::only_queue(index)?;
-        self.life = Life::Stopped;
-        self.queue.set_ready(false);
-        self.kick = Some(None);
-        self.call = None;
-        let base = self
-            .queue
-            .next_avail()
-            .wrapping_sub(self.again.len() as u16);
-        self.again.clear();
+        let base = self.named(index)?.stop();
         Ok(VhostUserVringState::new(index, base.into()))
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> ProtocolResult<()> {
-        Device::only_queue(index.into())?;
+        let queue = self.named(index.into())?;
         let Some(fd) = fd else {
             return wrong("a queue without a descriptor for kicks; this device does not poll");
         };
         never_wait(&fd)?;
-        self.kick = Some(Some(fd));
-        if self.life == Life::Stopped {
-            self.queue.set_ready(true);
-            self.life = Life::Kicked;
-        }
+        queue.set_kick(Some(fd));
+        self.given = self.given.max(usize::from(index) + 1);
         Ok(())
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> ProtocolResult<()> {
-        Device::only_queue(index.into())?;
+        let queue = self.named(index.into())?;
         if let Some(fd) = fd.as_ref().filter(|fd| !is_eventfd(fd)) {
             never_wait(fd)?;
         }
-        self.call = fd;
-        // What was answered before it came must not be missed.
-        if self.life == Life::Running {
-            self.notify().map_err(failed)?;
-        }
-        Ok(())
+        queue.set_call(fd).map_err(failed)
     }
 
     fn set_vring_err(&mut self, index: u8, _fd: Option<File>) -> ProtocolResult<()> {
-        Device::only_queue(index.into())
+        self.named(index.into()).map(drop)
     }
 
     fn get_protocol_features(&mut self) -> ProtocolResult<VhostUserProtocolFeatures> {
@@ -459,12 +308,11 @@ impl VhostUserBackendReqHandlerMut for Device {
     }
 
     fn get_queue_num(&mut self) -> ProtocolResult<u64> {
-        Ok(1)
+        Ok(MOST_QUEUES.into())
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> ProtocolResult<()> {
-        Device::only_queue(index)?;
-        self.enabled = enable;
+        self.named(index)?.enabled = enable;
         Ok(())
     }
 
@@ -502,27 +350,24 @@ impl VhostUserBackendReqHandlerMut for Device {
         &mut self,
         wanted: &VhostUserInflight,
     ) -> ProtocolResult<(VhostUserInflight, File)> {
-        let size = wanted.queue_size;
-        if wanted.num_queues != 1 || size == 0 || size > MOST_DESCRIPTORS {
-            return Err(ProtocolError::InvalidParam);
-        }
-        let file = inflight::create(size).map_err(ProtocolError::ReqHandlerError)?;
-        let bytes = inflight::length(size) as u64;
+        let (count, size) = kept_for(wanted)?;
+        let file = inflight::create(count, size).map_err(ProtocolError::ReqHandlerError)?;
+        let bytes = inflight::length(count, size) as u64;
         // It comes back with SET_INFLIGHT_FD.
-        Ok((VhostUserInflight::new(bytes, 0, 1, size), file))
+        Ok((VhostUserInflight::new(bytes, 0, count, size), file))
     }
 
     fn set_inflight_fd(&mut self, kept: &VhostUserInflight, file: File) -> ProtocolResult<()> {
-        let size = kept.queue_size;
-        if kept.num_queues != 1 || size == 0 || size > MOST_DESCRIPTORS {
-            return Err(ProtocolError::InvalidParam);
+        let (count, size) = kept_for(kept)?;
+        if self.queues.iter().any(RequestQueue::is_looked_at) {
+            return wrong("a queue is running");
         }
-        if self.life == Life::Running {
-            return wrong("the queue is running");
-        }
-        let inflight = Inflight::open(file, kept.mmap_offset, kept.mmap_size, size)
+        let all = Inflight::open(file, kept.mmap_offset, kept.mmap_size, count, size)
             .map_err(ProtocolError::ReqHandlerError)?;
-        self.inflight = Some(inflight);
+        let mut all = all.into_iter();
+        for queue in &mut self.queues {
+            queue.inflight = all.next();
+        }
         Ok(())
     }
 
@@ -577,6 +422,16 @@ impl VhostUserBackendReqHandlerMut for Device {
     fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> ProtocolResult<()> {
         wrong("what is written is not logged")
     }
+}
+
+/// Of how many queues a client keeps what is in flight, and of how many
+/// descriptors each.
+fn kept_for(inflight: &VhostUserInflight) -> ProtocolResult<(u16, u16)> {
+    let (count, size) = (inflight.num_queues, inflight.queue_size);
+    let makes_sense = (1..=MOST_QUEUES).contains(&count) && (1..=MOST_DESCRIPTORS).contains(&size);
+    makes_sense
+        .then_some((count, size))
+        .ok_or(ProtocolError::InvalidParam)
 }
 
 fn mapping(region: &VhostUserMemoryRegion) -> Mapping {

@@ -41,14 +41,15 @@ thread_local! {
 
 /// Carries out what is in the ring, as an engine that does nothing would. The
 /// guest changes its memory meanwhile.
-fn carry_out(device: &mut Device) {
+fn carry_out(device: &mut Device, index: usize) {
     SLOTS.with_borrow_mut(|slots| {
         let mut begun = Vec::new();
         for _ in 0..REQUESTS {
-            if !device.has_next().unwrap_or(false) || !slots.has_room() {
+            let (queue, memory) = device.queue(index);
+            if !queue.has_next(memory).unwrap_or(false) || !slots.has_room() {
                 break;
             }
-            match slots.begin(device, &GEOMETRY, b"name") {
+            match slots.begin(device, index, &GEOMETRY, b"name") {
                 Ok(None) => {}
                 Ok(Some(arrival)) => {
                     let request = arrival.request;
@@ -69,11 +70,13 @@ fn carry_out(device: &mut Device) {
         let _ = device.memory().write_slice(&[0xa5; 256], GuestAddress(0));
         for number in begun {
             if let Some(slot) = slots.end(number) {
-                let written = slot.chain.answer(device.memory(), &[], super::Status::Ok);
-                let _ = written.and_then(|written| device.answered(slot.head, written));
+                let (queue, memory) = device.queue(slot.queue);
+                let written = slot.chain.answer(memory, &[], super::Status::Ok);
+                let _ = written.and_then(|written| queue.answered(memory, slot.head, written));
             }
         }
-        let _ = device.listen();
+        let (queue, memory) = device.queue(index);
+        let _ = queue.listen(memory);
         assert_eq!(slots.in_flight, 0);
         assert!(slots.has_room());
     });
@@ -87,8 +90,9 @@ pub fn ring(memory: &[u8], inflight: Option<&[u8]>) {
     let _ = guest.write_slice(&memory[..length], GuestAddress(0));
     let addresses = [0, 0x100, USED].map(GuestAddress);
     let mut device = Device::over(guest, GEOMETRY, 16, addresses, inflight);
-    if device.is_running().unwrap_or(false) {
-        carry_out(&mut device);
+    let (queue, memory) = device.queue(0);
+    if queue.is_running(memory).unwrap_or(false) {
+        carry_out(&mut device, 0);
     }
 }
 
@@ -131,11 +135,14 @@ pub fn messages(bytes: &[u8]) {
             .device
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        drop(device.take_kick());
-        match device.is_running() {
-            Ok(true) => carry_out(&mut device),
-            Ok(false) => {}
-            Err(_) => return,
+        while device.take_kick().is_some() {}
+        for index in 0..device.given() {
+            let (queue, memory) = device.queue(index);
+            match queue.is_running(memory) {
+                Ok(true) => carry_out(&mut device, index),
+                Ok(false) => {}
+                Err(_) => return,
+            }
         }
     }
 }

@@ -3,8 +3,9 @@
 //!
 //! A client, which is QEMU or a driver in user space, connects to a Unix socket
 //! and shares the guest's memory with us ([`device`]). The guest puts requests
-//! into a ring there ([`request`]). The protocol is that of QEMU's
-//! `docs/interop/vhost-user.rst`; one client at a time, one queue.
+//! into rings there ([`queue`], [`request`]). The protocol is that of QEMU's
+//! `docs/interop/vhost-user.rst`; one client at a time, and as many queues as it
+//! sets up, all served by one thread.
 //!
 //! The data of a write are copied before anybody looks at them, because the
 //! guest can change its memory at any time, and a checksum must be of what is
@@ -21,6 +22,7 @@ mod device;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod inflight;
+mod queue;
 mod request;
 
 use std::fs::File;
@@ -42,10 +44,11 @@ use vhost::vhost_user::message::FrontendReq;
 
 use crate::block::{Arrival, Frontend, FrontendError, Geometry, Outcome, Stage, buffers};
 use crate::door::Door;
-use device::{Device, MOST_DESCRIPTORS};
-use request::{Ask, Chain, LONGEST, NAME, Status};
+use device::Device;
+use queue::MOST_DESCRIPTORS;
+use request::{Ask, Chain, LONGEST, MOST_QUEUES, NAME, Status};
 
-/// Requests in flight.
+/// Requests in flight, of all queues.
 const SLOTS: usize = MOST_DESCRIPTORS as usize;
 
 /// Buffers for the data of requests: how many of which size, in bytes.
@@ -104,6 +107,8 @@ enum Broken {
 #[derive(Default)]
 struct Slot {
     chain: Chain,
+    // Where it has come from.
+    queue: usize,
     head: u16,
     // With the engine.
     busy: bool,
@@ -142,12 +147,13 @@ impl Slots {
         !self.free.is_empty() && self.buffers.iter().all(|buffers| !buffers.is_empty())
     }
 
-    /// Takes the guest's next request, answers it if that needs no engine, and
+    /// Takes the next request of a queue, answers it if that needs no engine, and
     /// says what the engine is to do otherwise. The caller knows that there is
     /// room.
     fn begin(
         &mut self,
         device: &mut Device,
+        index: usize,
         geometry: &Geometry,
         name: &[u8],
     ) -> Result<Option<Arrival>, Broken> {
@@ -155,7 +161,8 @@ impl Slots {
             return Ok(None);
         };
         let slot = &mut self.slots[number as usize];
-        let Some(head) = device.next(&mut slot.chain)? else {
+        let (queue, memory) = device.queue(index);
+        let Some(head) = queue.next(memory, &mut slot.chain)? else {
             return Ok(None);
         };
         let asked = slot
@@ -181,6 +188,7 @@ impl Slots {
                 }
                 self.free.pop();
                 self.in_flight += 1;
+                slot.queue = index;
                 slot.head = head;
                 slot.busy = true;
                 slot.read = operation == Operation::Read;
@@ -197,8 +205,9 @@ impl Slots {
             Ask::Name => (name, Status::Ok),
             Ask::Nothing(status) => (&[][..], status),
         };
-        let written = slot.chain.answer(device.memory(), data, status)?;
-        device.answered(head, written)?;
+        let (queue, memory) = device.queue(index);
+        let written = slot.chain.answer(memory, data, status)?;
+        queue.answered(memory, head, written)?;
         Ok(None)
     }
 
@@ -327,13 +336,15 @@ pub struct VhostUserBlk {
     session: Option<Session>,
     // Counts what the ring looks at.
     count: u64,
-    kick: Option<Watched>,
+    kicks: [Option<Watched>; MOST_QUEUES as usize],
     talk: Option<Watched>,
     // The ring may still look at these.
     retired: Vec<Watched>,
     slots: Slots,
     // There is no room for a request that waits.
     starved: bool,
+    // The queue that is looked at first, so that none waits for another for ever.
+    first: usize,
     stage: Stage,
 }
 
@@ -369,11 +380,12 @@ impl VhostUserBlk {
             door,
             session: None,
             count: 0,
-            kick: None,
+            kicks: std::array::from_fn(|_| None),
             talk: None,
             retired: Vec::new(),
             slots,
             starved: false,
+            first: 0,
             stage: Stage::Ready,
         })
     }
@@ -439,20 +451,32 @@ impl VhostUserBlk {
                 return Ok(());
             }
             session.protocol.handle_request()?;
-            let kick = session.device().take_kick();
-            if let Some(kick) = kick {
-                let before = self.kick.take();
-                self.retire(ring, before);
-                if let Some(file) = kick {
-                    self.kick = Some(self.watch(ring, file.into(), KICKED));
-                }
+            self.await_kicks(ring);
+        }
+    }
+
+    /// Has the ring look at new descriptors for kicks, and at old ones no more.
+    fn await_kicks(&mut self, ring: &mut Ring) {
+        while let Some(session) = &self.session {
+            let Some((queue, kick)) = session.device().take_kick() else {
+                return;
+            };
+            let before = self.kicks[queue].take();
+            self.retire(ring, before);
+            if let Some(file) = kick {
+                self.kicks[queue] = Some(self.watch(ring, file.into(), KICKED));
             }
         }
     }
 
     /// The guest has something to say, or said so to a predecessor.
     fn kicked(&mut self, ring: &mut Ring, token: Token) -> Result<(), Broken> {
-        let Some(watched) = self.kick.take_if(|watched| watched.token == token) else {
+        let mut kicks = self.kicks.iter_mut().enumerate();
+        let found = kicks.find_map(|(queue, kick)| {
+            let watched = kick.take_if(|watched| watched.token == token)?;
+            Some((queue, watched))
+        });
+        let Some((queue, watched)) = found else {
             return Ok(());
         };
         match rustix::io::read(&watched.file, &mut [0; 8]) {
@@ -460,7 +484,7 @@ impl VhostUserBlk {
             Ok(_) => return Err(Broken::Kick(Errno::PIPE)),
             Err(error) => return Err(Broken::Kick(error)),
         }
-        self.kick = Some(self.watch(ring, watched.file, KICKED));
+        self.kicks[queue] = Some(self.watch(ring, watched.file, KICKED));
         Ok(())
     }
 
@@ -476,22 +500,31 @@ impl VhostUserBlk {
             return Ok(false);
         }
         let mut device = session.device();
-        if !device.is_running()? {
-            return Ok(false);
-        }
-        device.silence()?;
-        for _ in 0..AT_ONCE {
-            if !device.has_next()? && !device.listen()? {
-                return Ok(false);
+        let mut most = AT_ONCE;
+        let given = device.given();
+        for turn in 0..given {
+            let index = (self.first + turn) % given;
+            let (queue, memory) = device.queue(index);
+            if !queue.is_running(memory)? {
+                continue;
             }
-            if !self.slots.has_room() {
-                self.starved = true;
-                return Ok(false);
+            queue.silence(memory)?;
+            loop {
+                let (queue, memory) = device.queue(index);
+                if !queue.has_next(memory)? && !queue.listen(memory)? {
+                    break;
+                }
+                self.starved = !self.slots.has_room();
+                if self.starved || most == 0 {
+                    self.first = (self.first + 1) % given;
+                    return Ok(!self.starved);
+                }
+                most -= 1;
+                let arrival = (self.slots).begin(&mut device, index, &self.geometry, &self.name)?;
+                arrivals.extend(arrival);
             }
-            let arrival = self.slots.begin(&mut device, &self.geometry, &self.name)?;
-            arrivals.extend(arrival);
         }
-        Ok(true)
+        Ok(false)
     }
 
     /// Gives the guest an answer of the engine's.
@@ -506,8 +539,9 @@ impl VhostUserBlk {
             (true, Some(span), Ok(())) => unsafe { span.bytes() },
             _ => &[],
         };
-        let written = slot.chain.answer(device.memory(), data, outcome.into())?;
-        device.answered(slot.head, written)
+        let (queue, memory) = device.queue(slot.queue);
+        let written = slot.chain.answer(memory, data, outcome.into())?;
+        queue.answered(memory, slot.head, written)
     }
 
     /// Goes on after something has happened; a client that makes no sense is
@@ -548,9 +582,12 @@ impl VhostUserBlk {
         if let Some(session) = self.session.take() {
             let _ = session.socket.shutdown(std::net::Shutdown::Both);
         }
-        let (kick, talk) = (self.kick.take(), self.talk.take());
-        self.retire(ring, kick);
+        let talk = self.talk.take();
         self.retire(ring, talk);
+        for queue in 0..self.kicks.len() {
+            let kick = self.kicks[queue].take();
+            self.retire(ring, kick);
+        }
     }
 
     /// The client is gone, or is sent away.

@@ -10,11 +10,11 @@ use std::mem::{offset_of, size_of};
 
 use localstor_hydrator_core::{Failure, Operation};
 use virtio_bindings::virtio_blk::{
-    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_SEG_MAX,
-    VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_S_IOERR,
-    VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
-    VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
-    virtio_blk_config,
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
+    VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
+    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
+    VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
+    VIRTIO_BLK_T_WRITE_ZEROES, virtio_blk_config,
 };
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
@@ -27,6 +27,9 @@ const SECTOR: u64 = 512;
 
 /// The longest read or write, in bytes.
 pub(super) const LONGEST: usize = 1 << 20;
+
+/// Queues of a device, at most: one for each processor of most guests.
+pub(super) const MOST_QUEUES: u16 = 64;
 
 /// A request's data may have so many pieces, each of so many bytes: together
 /// they are not longer than the longest. More pieces than QEMU's queues have
@@ -52,6 +55,7 @@ pub(super) const FEATURES: u64 = 1 << VIRTIO_BLK_F_FLUSH
     | 1 << VIRTIO_BLK_F_SEG_MAX
     | 1 << VIRTIO_BLK_F_BLK_SIZE
     | 1 << VIRTIO_BLK_F_TOPOLOGY
+    | 1 << VIRTIO_BLK_F_MQ
     | 1 << VIRTIO_BLK_F_DISCARD
     | 1 << VIRTIO_BLK_F_WRITE_ZEROES;
 
@@ -104,6 +108,10 @@ pub(super) fn configuration(geometry: &Geometry) -> Vec<u8> {
         &blocks.to_le_bytes(),
     );
     put(offset_of!(virtio_blk_config, write_zeroes_may_unmap), &[1]);
+    put(
+        offset_of!(virtio_blk_config, num_queues),
+        &MOST_QUEUES.to_le_bytes(),
+    );
     space
 }
 

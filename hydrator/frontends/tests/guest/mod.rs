@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A guest of a vhost-user-blk device, as small as can be: memory, one ring,
-//! and a driver that puts requests there.
+//! A guest of a vhost-user-blk device, as small as can be: memory, rings, and a
+//! driver that puts requests there.
 
 #![allow(clippy::unwrap_used, dead_code, missing_docs)]
 
@@ -34,18 +34,20 @@ pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 pub(crate) const INDIRECT: u16 = 4;
 
-/// Descriptors of the ring; a request has three of them.
+/// Descriptors of a ring; a request has three of them.
 pub(crate) const SIZE: u16 = 64;
-/// Requests that fit the ring.
+/// Requests that fit a ring.
 pub(crate) const REQUESTS: u16 = SIZE / 3;
 /// Bytes for the data of a request.
 pub(crate) const ROOM: u64 = 1 << 20;
 
+// In the memory of a ring
 const TABLE: u64 = 0;
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
 const HEADERS: u64 = 0x3000;
 const DATA: u64 = 0x10_0000;
+/// Bytes of memory for each ring.
 const MEMORY: u64 = DATA + ROOM * REQUESTS as u64;
 
 const VERSION_1: u64 = 1 << 32;
@@ -58,44 +60,74 @@ pub(crate) struct Guest {
     pub(crate) memory: GuestMemoryMmap,
     /// Without these bits of the device's features.
     pub(crate) without: u64,
+    /// The ring that is used for whatever is asked from now on.
+    pub(crate) ring: usize,
     inflight: Option<(VhostUserInflight, File)>,
+    rings: Vec<Driver>,
+    client: Option<Frontend>,
+}
+
+/// How far the driver of a ring is.
+struct Driver {
     available: u16,
     used: u16,
     free: Vec<u16>,
-    connection: Option<Connection>,
+    descriptors: Option<Descriptors>,
 }
 
-struct Connection {
-    client: Frontend,
+struct Descriptors {
     kick: EventFd,
     call: EventFd,
 }
 
 impl Guest {
     pub(crate) fn new() -> Guest {
+        Guest::with_rings(1)
+    }
+
+    pub(crate) fn with_rings(count: usize) -> Guest {
         let file: File = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap().into();
-        file.set_len(MEMORY).unwrap();
+        let size = MEMORY * count as u64;
+        file.set_len(size).unwrap();
         let range = (
             GuestAddress(0),
-            MEMORY as usize,
+            size as usize,
             Some(FileOffset::new(file, 0)),
         );
-        Guest {
-            memory: GuestMemoryMmap::from_ranges_with_files([range]).unwrap(),
-            without: 0,
-            inflight: None,
+        let driver = || Driver {
             available: 0,
             used: 0,
             free: (0..REQUESTS).rev().collect(),
-            connection: None,
+            descriptors: None,
+        };
+        Guest {
+            memory: GuestMemoryMmap::from_ranges_with_files([range]).unwrap(),
+            without: 0,
+            ring: 0,
+            inflight: None,
+            rings: (0..count).map(|_| driver()).collect(),
+            client: None,
         }
+    }
+
+    /// Where the memory of the ring begins that is used.
+    fn base(&self) -> u64 {
+        MEMORY * self.ring as u64
+    }
+
+    fn driver(&mut self) -> &mut Driver {
+        &mut self.rings[self.ring]
+    }
+
+    fn descriptors(&self) -> Option<&Descriptors> {
+        self.rings[self.ring].descriptors.as_ref()
     }
 
     /// Connects, for the first time or again; the device's configuration.
     pub(crate) fn connect(&mut self, path: &Path) -> Vec<u8> {
         let start = Instant::now();
         let mut client = loop {
-            match Frontend::connect(path, 1) {
+            match Frontend::connect(path, self.rings.len() as u64) {
                 Ok(client) => break client,
                 Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
             }
@@ -107,6 +139,7 @@ impl Guest {
         assert!(features & VERSION_1 != 0 && features & PROTOCOL_FEATURES != 0);
         let offered = client.get_protocol_features().unwrap();
         let needed = VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD;
         assert!(offered.contains(needed));
@@ -115,8 +148,9 @@ impl Guest {
         let flags = VhostUserConfigFlags::empty();
         let (_, configuration) = client.get_config(0, 60, flags, &[0; 60]).unwrap();
         client.set_features(wanted).unwrap();
+        assert!(client.get_queue_num().unwrap() >= self.rings.len() as u64);
         if self.inflight.is_none() {
-            let wanted = VhostUserInflight::new(0, 0, 1, SIZE);
+            let wanted = VhostUserInflight::new(0, 0, self.rings.len() as u16, SIZE);
             self.inflight = Some(client.get_inflight_fd(&wanted).unwrap());
         }
         let (inflight, file) = self.inflight.as_ref().unwrap();
@@ -124,8 +158,21 @@ impl Guest {
         let region = self.memory.find_region(GuestAddress(0)).unwrap();
         let region = VhostUserMemoryRegionInfo::from_guest_region(region).unwrap();
         client.set_mem_table(&[region]).unwrap();
-        client.set_vring_num(0, SIZE).unwrap();
-        let at = |address: u64| region.userspace_addr + address;
+        let chosen = self.ring;
+        for index in 0..self.rings.len() {
+            self.ring = index;
+            self.begin(&mut client, region.userspace_addr);
+        }
+        self.ring = chosen;
+        self.client = Some(client);
+        configuration
+    }
+
+    /// Hands a ring over, of which the client has the guest's memory at `place`.
+    fn begin(&mut self, client: &mut Frontend, place: u64) {
+        let index = self.ring;
+        client.set_vring_num(index, SIZE).unwrap();
+        let at = |address: u64| place + self.base() + address;
         let ring = VringConfigData {
             queue_max_size: SIZE,
             queue_size: SIZE,
@@ -134,25 +181,28 @@ impl Guest {
             avail_ring_addr: at(AVAILABLE),
             ..VringConfigData::default()
         };
-        client.set_vring_addr(0, &ring).unwrap();
-        let base: u16 = self.memory.read_obj(GuestAddress(USED + 2)).unwrap();
-        client.set_vring_base(0, base).unwrap();
+        client.set_vring_addr(index, &ring).unwrap();
+        let used = GuestAddress(self.base() + USED + 2);
+        let base: u16 = self.memory.read_obj(used).unwrap();
+        client.set_vring_base(index, base).unwrap();
         let (kick, call) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
-        client.set_vring_call(0, &call).unwrap();
-        client.set_vring_kick(0, &kick).unwrap();
-        client.set_vring_enable(0, true).unwrap();
-        self.connection = Some(Connection { client, kick, call });
-        configuration
+        client.set_vring_call(index, &call).unwrap();
+        client.set_vring_kick(index, &kick).unwrap();
+        client.set_vring_enable(index, true).unwrap();
+        self.driver().descriptors = Some(Descriptors { kick, call });
     }
 
     pub(crate) fn disconnect(&mut self) {
-        self.connection = None;
+        self.client = None;
+        for ring in &mut self.rings {
+            ring.descriptors = None;
+        }
     }
 
     /// Stops the ring; where it stands.
     pub(crate) fn stop(&mut self) -> u32 {
-        let connection = self.connection.as_ref().unwrap();
-        connection.client.get_vring_base(0).unwrap()
+        let client = self.client.as_ref().unwrap();
+        client.get_vring_base(self.ring).unwrap()
     }
 
     pub(crate) fn write(&self, address: u64, bytes: &[u8]) {
@@ -166,36 +216,40 @@ impl Guest {
         bytes.extend(length.to_le_bytes());
         bytes.extend(flags.to_le_bytes());
         bytes.extend(next.to_le_bytes());
-        self.write(TABLE + 16 * u64::from(index), &bytes);
+        self.write(self.base() + TABLE + 16 * u64::from(index), &bytes);
     }
 
     /// Makes a descriptor available.
     pub(crate) fn offer(&mut self, head: u16) {
-        let at = AVAILABLE + 4 + 2 * u64::from(self.available % SIZE);
-        self.write(at, &head.to_le_bytes());
-        self.available = self.available.wrapping_add(1);
-        self.write(AVAILABLE + 2, &self.available.to_le_bytes());
+        let available = self.driver().available;
+        let ring = self.base() + AVAILABLE;
+        self.write(
+            ring + 4 + 2 * u64::from(available % SIZE),
+            &head.to_le_bytes(),
+        );
+        self.driver().available = available.wrapping_add(1);
+        self.write(ring + 2, &available.wrapping_add(1).to_le_bytes());
     }
 
     /// Says that `count` more descriptors are available.
     pub(crate) fn pretend(&mut self, count: u16) {
-        let index = self.available.wrapping_add(count);
-        self.write(AVAILABLE + 2, &index.to_le_bytes());
+        let index = self.driver().available.wrapping_add(count);
+        self.write(self.base() + AVAILABLE + 2, &index.to_le_bytes());
     }
 
     pub(crate) fn kick(&self) {
-        if let Some(connection) = &self.connection {
-            connection.kick.write(1).unwrap();
+        if let Some(descriptors) = self.descriptors() {
+            descriptors.kick.write(1).unwrap();
         }
     }
 
     /// Where the data of a request are.
     pub(crate) fn data(&self, request: u16) -> u64 {
-        DATA + ROOM * u64::from(request)
+        self.base() + DATA + ROOM * u64::from(request)
     }
 
     fn header(&self, request: u16) -> u64 {
-        HEADERS + 64 * u64::from(request)
+        self.base() + HEADERS + 64 * u64::from(request)
     }
 
     fn status(&self, request: u16) -> u64 {
@@ -204,14 +258,14 @@ impl Guest {
 
     /// Has the server interrupt us after the next answer.
     fn listen(&self) {
-        let at = AVAILABLE + 4 + 2 * u64::from(SIZE);
-        self.write(at, &self.used.to_le_bytes());
+        let at = self.base() + AVAILABLE + 4 + 2 * u64::from(SIZE);
+        self.write(at, &self.rings[self.ring].used.to_le_bytes());
     }
 
     /// Puts a request with `length` bytes of data into the ring, and kicks: its
     /// number.
     pub(crate) fn submit(&mut self, kind: u32, sector: u64, length: u32) -> u16 {
-        let request = self.free.pop().expect("room in the ring");
+        let request = self.driver().free.pop().expect("room in the ring");
         let first = request * 3;
         let mut header = kind.to_le_bytes().to_vec();
         header.extend([0; 4]);
@@ -240,14 +294,14 @@ impl Guest {
     }
 
     pub(crate) fn submit_write(&mut self, sector: u64, data: &[u8]) -> u16 {
-        let request = *self.free.last().expect("room in the ring");
+        let request = *self.driver().free.last().expect("room in the ring");
         self.write(self.data(request), data);
         self.submit(OUT, sector, data.len() as u32)
     }
 
     /// A range of bytes to be discarded or zeroed.
     pub(crate) fn submit_range(&mut self, kind: u32, sector: u64, count: u32, flags: u32) -> u16 {
-        let request = *self.free.last().expect("room in the ring");
+        let request = *self.driver().free.last().expect("room in the ring");
         let mut range = sector.to_le_bytes().to_vec();
         range.extend(count.to_le_bytes());
         range.extend(flags.to_le_bytes());
@@ -257,24 +311,26 @@ impl Guest {
 
     /// The next answer that is there: the request and its status.
     pub(crate) fn answer(&mut self) -> Option<(u16, u8)> {
-        let index: u16 = self.memory.read_obj(GuestAddress(USED + 2)).unwrap();
-        if index == self.used {
+        let ring = self.base() + USED;
+        let index: u16 = self.memory.read_obj(GuestAddress(ring + 2)).unwrap();
+        let used = self.driver().used;
+        if index == used {
             return None;
         }
-        let at = USED + 4 + 8 * u64::from(self.used % SIZE);
+        let at = ring + 4 + 8 * u64::from(used % SIZE);
         let head: u32 = self.memory.read_obj(GuestAddress(at)).unwrap();
-        self.used = self.used.wrapping_add(1);
+        self.driver().used = used.wrapping_add(1);
         let request = head as u16 / 3;
         let place = GuestAddress(self.status(request));
         let status: u8 = self.memory.read_obj(place).unwrap();
-        assert!(!self.free.contains(&request), "{request} is answered twice");
-        self.free.push(request);
+        assert!(!self.is_free(request), "{request} is answered twice");
+        self.driver().free.push(request);
         Some((request, status))
     }
 
     /// Whether a client may wait by reading what calls it.
     pub(crate) fn may_block(&self) -> bool {
-        let call = &self.connection.as_ref().unwrap().call;
+        let call = &self.descriptors().unwrap().call;
         // SAFETY: it is open as long as its owner lives.
         let fd = unsafe { BorrowedFd::borrow_raw(call.as_raw_fd()) };
         let flags = rustix::fs::fcntl_getfl(fd).unwrap();
@@ -289,7 +345,7 @@ impl Guest {
             if let Some(answer) = self.answer() {
                 return answer;
             }
-            let call = &self.connection.as_ref().unwrap().call;
+            let call = &self.descriptors().unwrap().call;
             // SAFETY: it is open as long as its owner lives.
             let fd = unsafe { BorrowedFd::borrow_raw(call.as_raw_fd()) };
             let mut poll = [PollFd::new(&fd, PollFlags::IN)];
@@ -305,15 +361,15 @@ impl Guest {
 
     /// Whether a request is answered, or was never asked.
     pub(crate) fn is_free(&self, request: u16) -> bool {
-        self.free.contains(&request)
+        self.rings[self.ring].free.contains(&request)
     }
 
     /// Waits until the server has closed the connection.
     pub(crate) fn dismissed(&mut self) -> bool {
-        let connection = self.connection.take().unwrap();
+        let client = self.client.take().unwrap();
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
-            if connection.client.get_features().is_err() {
+            if client.get_features().is_err() {
                 return true;
             }
             std::thread::sleep(Duration::from_millis(1));
