@@ -10,6 +10,7 @@ mod server;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use guest::{
@@ -197,6 +198,44 @@ fn a_ring_that_is_stopped_leaves_the_others() {
     }
     guest.ring = 1;
     assert!(!guest.is_free(unheard) && guest.answer().is_none());
+}
+
+#[test]
+fn a_ring_begins_and_ends_while_a_request_of_another_one_waits() {
+    let server = start("waiting");
+    let mut guest = Guest::with_rings(2);
+    guest.late = 1;
+    guest.connect(&server.socket);
+    server.away.store(true, Ordering::Relaxed);
+    let waiting = guest.submit(IN, SIZE as u64 / 512 - 1, 512);
+    assert_eq!(guest.ask(FLUSH, 0, 0), OK);
+    guest.ring = 1;
+    guest.begin();
+    assert_eq!(guest.ask(IN, 0, 4096), OK);
+    assert_eq!(guest.stop() & 0xffff, 1);
+    guest.ring = 0;
+    assert!(!guest.is_free(waiting) && server.away.swap(false, Ordering::Relaxed));
+    assert_eq!(guest.wait(), (waiting, OK));
+    assert_eq!(guest.stop() & 0xffff, 2);
+}
+
+#[test]
+fn a_ring_ends_when_its_own_requests_are_answered() {
+    let server = start("its-own");
+    let mut guest = with_rings(&server);
+    server.away.store(true, Ordering::Relaxed);
+    let waiting = guest.submit(IN, SIZE as u64 / 512 - 1, 512);
+    assert_eq!(guest.ask(FLUSH, 0, 0), OK);
+    std::thread::scope(|scope| {
+        let away = &server.away;
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            away.store(false, Ordering::Relaxed);
+        });
+        assert_eq!(guest.stop() & 0xffff, 2);
+        assert!(!away.load(Ordering::Relaxed));
+    });
+    assert_eq!(guest.answer(), Some((waiting, OK)));
 }
 
 #[test]

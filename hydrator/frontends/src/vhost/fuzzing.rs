@@ -16,7 +16,7 @@ use vhost::vhost_user::message::FrontendReq;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::device::Device;
-use super::{Geometry, HEAD, Operation, Session, Slots, VhostUserBlk};
+use super::{Disturbed, Geometry, HEAD, Operation, Session, Slots, VhostUserBlk};
 
 const GEOMETRY: Geometry = Geometry {
     size: 1 << 30,
@@ -106,7 +106,7 @@ pub fn messages(bytes: &[u8]) {
         socket: ours,
         protocol: BackendReqHandler::from_stream(spoken, Arc::clone(&device)),
         device,
-        held: false,
+        held: Disturbed::None,
     };
     // Answers that nobody reads must not stop us.
     let _ = session.socket.set_nonblocking(true);

@@ -57,8 +57,10 @@ const BUFFERS: [(usize, usize); 2] = [(128, 16 << 10), (12, LONGEST)];
 /// How long a client may take to read an answer to a message.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Bytes of a message's head: code, flags and size, 32 bits each.
+/// Bytes of a message's head: code, flags and size, 32 bits each; and of what says
+/// behind it which queue it is about, if it is about one.
 const HEAD: usize = 12;
+const QUEUE: usize = 4;
 
 /// What a token's last two bits say; the others count.
 const ACCEPTED: u64 = 0;
@@ -125,8 +127,9 @@ struct Slots {
     slots: Vec<Slot>,
     free: Vec<u32>,
     buffers: [Vec<Span>; BUFFERS.len()],
-    // Requests of the client's that are with the engine.
+    // Requests of the client's that are with the engine, and of which queues.
     in_flight: usize,
+    in_flight_of: [usize; MOST_QUEUES as usize],
     // Writes of clients that are gone which are still on their way.
     orphaned_writes: usize,
 }
@@ -138,6 +141,7 @@ impl Slots {
             free: (0..SLOTS as u32).rev().collect(),
             buffers: buffers(BUFFERS, memory)?,
             in_flight: 0,
+            in_flight_of: [0; MOST_QUEUES as usize],
             orphaned_writes: 0,
         })
     }
@@ -188,6 +192,7 @@ impl Slots {
                 }
                 self.free.pop();
                 self.in_flight += 1;
+                self.in_flight_of[index] += 1;
                 slot.queue = index;
                 slot.head = head;
                 slot.busy = true;
@@ -228,6 +233,7 @@ impl Slots {
             return None;
         }
         self.in_flight -= 1;
+        self.in_flight_of[slot.queue] -= 1;
         Some(slot)
     }
 
@@ -242,6 +248,16 @@ impl Slots {
             }
         }
         self.in_flight = 0;
+        self.in_flight_of.fill(0);
+    }
+
+    /// Whether any of these is with the engine.
+    fn are_any(&self, disturbed: Disturbed) -> bool {
+        match disturbed {
+            Disturbed::None => false,
+            Disturbed::Of(queue) => self.in_flight_of.get(queue).is_some_and(|count| *count > 0),
+            Disturbed::All => self.in_flight > 0,
+        }
     }
 }
 
@@ -256,8 +272,8 @@ struct Session {
     socket: UnixStream,
     protocol: BackendReqHandler<Mutex<Device>>,
     device: Arc<Mutex<Device>>,
-    // A message waits until nothing is in flight.
-    held: bool,
+    // A message waits until none of these is in flight.
+    held: Disturbed,
 }
 
 impl Session {
@@ -266,9 +282,9 @@ impl Session {
         self.device.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The code of the message that is there, if one is.
-    fn message(&self) -> Result<Option<u32>, Broken> {
-        let mut head = [0; HEAD];
+    /// Which requests the message disturbs that is there, if one is.
+    fn message(&self) -> Result<Option<Disturbed>, Broken> {
+        let mut head = [0; HEAD + QUEUE];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         let count = match rustix::net::recv(&self.socket, &mut head[..], flags) {
             Ok((count, _)) => count,
@@ -286,28 +302,48 @@ impl Session {
         if count < HEAD || there < length {
             return Err(Broken::CutShort);
         }
-        Ok(Some(word(0)))
+        Ok(Some(Disturbed::by(word(0), word(HEAD) as usize)))
     }
 }
 
-/// Messages that change what requests in flight rely on.
-fn disturbs(code: u32) -> bool {
-    [
-        FrontendReq::GET_VRING_BASE,
-        FrontendReq::SET_MEM_TABLE,
-        FrontendReq::ADD_MEM_REG,
-        FrontendReq::REM_MEM_REG,
-        FrontendReq::RESET_OWNER,
-        FrontendReq::SET_FEATURES,
-        FrontendReq::SET_VRING_ENABLE,
-        FrontendReq::SET_VRING_NUM,
-        FrontendReq::SET_VRING_ADDR,
-        FrontendReq::SET_VRING_BASE,
-        FrontendReq::SET_INFLIGHT_FD,
-        FrontendReq::GET_INFLIGHT_FD,
-    ]
-    .into_iter()
-    .any(|disturbing| disturbing as u32 == code)
+/// Requests in flight that rely on what a message changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Disturbed {
+    None,
+    Of(usize),
+    All,
+}
+
+impl Disturbed {
+    /// By a message of this code; `queue` is what it has first to say.
+    ///
+    /// A queue begins or ends without those of others: they may wait for long.
+    fn by(code: u32, queue: usize) -> Disturbed {
+        let is = |message: FrontendReq| message as u32 == code;
+        let of_one = [
+            FrontendReq::GET_VRING_BASE,
+            FrontendReq::SET_VRING_ENABLE,
+            FrontendReq::SET_VRING_NUM,
+            FrontendReq::SET_VRING_ADDR,
+            FrontendReq::SET_VRING_BASE,
+        ];
+        let of_all = [
+            FrontendReq::SET_MEM_TABLE,
+            FrontendReq::ADD_MEM_REG,
+            FrontendReq::REM_MEM_REG,
+            FrontendReq::RESET_OWNER,
+            FrontendReq::SET_FEATURES,
+            FrontendReq::SET_INFLIGHT_FD,
+            FrontendReq::GET_INFLIGHT_FD,
+        ];
+        if of_one.into_iter().any(is) {
+            Disturbed::Of(queue)
+        } else if of_all.into_iter().any(is) {
+            Disturbed::All
+        } else {
+            Disturbed::None
+        }
+    }
 }
 
 /// Whether a file has the bytes that a client wants us to map. Others would
@@ -402,7 +438,7 @@ impl VhostUserBlk {
             protocol: BackendReqHandler::from_stream(spoken, Arc::clone(&device)),
             socket,
             device,
-            held: false,
+            held: Disturbed::None,
         });
         self.await_message(ring)
     }
@@ -443,13 +479,14 @@ impl VhostUserBlk {
             let Some(session) = &mut self.session else {
                 return Ok(());
             };
-            let Some(code) = session.message()? else {
+            let Some(disturbed) = session.message()? else {
                 return self.await_message(ring);
             };
-            session.held = disturbs(code) && self.slots.in_flight > 0;
-            if session.held {
+            if self.slots.are_any(disturbed) {
+                session.held = disturbed;
                 return Ok(());
             }
+            session.held = Disturbed::None;
             session.protocol.handle_request()?;
             self.await_kicks(ring);
         }
@@ -496,7 +533,9 @@ impl VhostUserBlk {
             return Ok(false);
         };
         // What is carried out again must not be overtaken by its first copy.
-        if session.held || self.slots.orphaned_writes > 0 || self.stage == Stage::Stopping {
+        let held = session.held;
+        if held == Disturbed::All || self.slots.orphaned_writes > 0 || self.stage == Stage::Stopping
+        {
             return Ok(false);
         }
         let mut device = session.device();
@@ -505,7 +544,7 @@ impl VhostUserBlk {
         for turn in 0..given {
             let index = (self.first + turn) % given;
             let (queue, memory) = device.queue(index);
-            if !queue.is_running(memory)? {
+            if held == Disturbed::Of(index) || !queue.is_running(memory)? {
                 continue;
             }
             queue.silence(memory)?;
@@ -649,11 +688,12 @@ impl Frontend for VhostUserBlk {
         let orphans = self.slots.orphaned_writes;
         let mut happened = self.answer(tag.0, outcome);
         let idle = self.slots.in_flight == 0;
-        let held = self.session.as_ref().is_some_and(|session| session.held);
-        if happened.is_ok() && held && idle {
+        let held = (self.session.as_ref()).map_or(Disturbed::None, |session| session.held);
+        let is_held = held != Disturbed::None;
+        if happened.is_ok() && is_held && !self.slots.are_any(held) {
             happened = self.converse(ring);
         }
-        let waited = self.starved || held || orphans > self.slots.orphaned_writes;
+        let waited = self.starved || is_held || orphans > self.slots.orphaned_writes;
         if happened.is_err() || waited || (self.stage == Stage::Stopping && idle) {
             self.advance(ring, arrivals, happened);
         }

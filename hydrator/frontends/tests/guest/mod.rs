@@ -62,6 +62,8 @@ pub(crate) struct Guest {
     pub(crate) without: u64,
     /// The ring that is used for whatever is asked from now on.
     pub(crate) ring: usize,
+    /// How many of the last rings are not handed over when it connects.
+    pub(crate) late: usize,
     inflight: Option<(VhostUserInflight, File)>,
     rings: Vec<Driver>,
     client: Option<Frontend>,
@@ -104,6 +106,7 @@ impl Guest {
             memory: GuestMemoryMmap::from_ranges_with_files([range]).unwrap(),
             without: 0,
             ring: 0,
+            late: 0,
             inflight: None,
             rings: (0..count).map(|_| driver()).collect(),
             client: None,
@@ -155,22 +158,27 @@ impl Guest {
         }
         let (inflight, file) = self.inflight.as_ref().unwrap();
         client.set_inflight_fd(inflight, file.as_raw_fd()).unwrap();
-        let region = self.memory.find_region(GuestAddress(0)).unwrap();
-        let region = VhostUserMemoryRegionInfo::from_guest_region(region).unwrap();
-        client.set_mem_table(&[region]).unwrap();
+        client.set_mem_table(&[self.region()]).unwrap();
+        self.client = Some(client);
         let chosen = self.ring;
-        for index in 0..self.rings.len() {
+        for index in 0..self.rings.len() - self.late {
             self.ring = index;
-            self.begin(&mut client, region.userspace_addr);
+            self.begin();
         }
         self.ring = chosen;
-        self.client = Some(client);
         configuration
     }
 
-    /// Hands a ring over, of which the client has the guest's memory at `place`.
-    fn begin(&mut self, client: &mut Frontend, place: u64) {
+    fn region(&self) -> VhostUserMemoryRegionInfo {
+        let region = self.memory.find_region(GuestAddress(0)).unwrap();
+        VhostUserMemoryRegionInfo::from_guest_region(region).unwrap()
+    }
+
+    /// Hands the ring over.
+    pub(crate) fn begin(&mut self) {
         let index = self.ring;
+        let place = self.region().userspace_addr;
+        let mut client = self.client.take().unwrap();
         client.set_vring_num(index, SIZE).unwrap();
         let at = |address: u64| place + self.base() + address;
         let ring = VringConfigData {
@@ -190,6 +198,7 @@ impl Guest {
         client.set_vring_kick(index, &kick).unwrap();
         client.set_vring_enable(index, true).unwrap();
         self.driver().descriptors = Some(Descriptors { kick, call });
+        self.client = Some(client);
     }
 
     pub(crate) fn disconnect(&mut self) {

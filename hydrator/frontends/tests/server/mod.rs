@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use localstor_hydrator_disks::{Access, Disk, Memory, Owner, Ring};
 use localstor_hydrator_frontends::linear::Linear;
-use localstor_hydrator_frontends::{Frontend, FrontendError, Geometry, Stage};
+use localstor_hydrator_frontends::{Arrival, Frontend, FrontendError, Geometry, Stage};
 
 /// How a frontend listens on a socket.
 pub(crate) struct Kind<F> {
@@ -20,9 +20,16 @@ pub(crate) struct Kind<F> {
     pub(crate) listen: fn(&Path, Geometry, &mut Ring, &mut Memory) -> Result<F, FrontendError>,
 }
 
+/// How long a server lets a request wait at the most.
+const LONGEST_WAIT: Duration = Duration::from_secs(20);
+
 pub(crate) struct Server {
     pub(crate) image: PathBuf,
     pub(crate) socket: PathBuf,
+    /// Whether what is asked of the last block has to wait, as if its disk were
+    /// away.
+    #[allow(dead_code, reason = "not all tests have use for it")]
+    pub(crate) away: Arc<AtomicBool>,
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -40,16 +47,19 @@ impl Server {
             .read_exact(&mut content)
             .unwrap();
         std::fs::write(&image, content).unwrap();
+        let away = Arc::new(AtomicBool::new(false));
         let ended = Arc::new(AtomicBool::new(false));
         let (ready, listening) = channel();
         let thread = std::thread::spawn({
-            let (image, socket, ended) = (image.clone(), socket.clone(), Arc::clone(&ended));
-            move || serve(&kind, &image, &socket, &ended, &ready)
+            let (image, socket) = (image.clone(), socket.clone());
+            let (away, ended) = (Arc::clone(&away), Arc::clone(&ended));
+            move || serve(&kind, &image, &socket, &away, &ended, &ready)
         });
         listening.recv().expect("a server");
         Server {
             image,
             socket,
+            away,
             ended,
             thread: Some(thread),
         }
@@ -75,6 +85,7 @@ fn serve<F: Frontend>(
     kind: &Kind<F>,
     image: &Path,
     socket: &Path,
+    away: &AtomicBool,
     ended: &AtomicBool,
     ready: &Sender<()>,
 ) {
@@ -91,9 +102,19 @@ fn serve<F: Frontend>(
     ready.send(()).unwrap();
     let mut engine = Linear::new(disk);
     let mut arrivals = Vec::new();
+    let mut waiting: Vec<Arrival> = Vec::new();
+    let mut since = Instant::now();
     while frontend.stage() != Stage::Gone {
         if frontend.stage() == Stage::Ready && ended.load(Ordering::Relaxed) {
             frontend.stop(&mut ring).unwrap();
+        }
+        if since.elapsed() > LONGEST_WAIT {
+            away.store(false, Ordering::Relaxed);
+        }
+        if !away.load(Ordering::Relaxed) {
+            for arrival in waiting.drain(..) {
+                engine.submit(&mut ring, arrival);
+            }
         }
         ring.wait(Some(Duration::from_millis(10))).unwrap();
         while let Some(event) = ring.next_event() {
@@ -107,7 +128,13 @@ fn serve<F: Frontend>(
                 _ => {}
             }
             for arrival in arrivals.drain(..) {
-                engine.submit(&mut ring, arrival);
+                let is_last = arrival.request.offset >= geometry.size - 4096;
+                if is_last && away.load(Ordering::Relaxed) {
+                    since = Instant::now();
+                    waiting.push(arrival);
+                } else {
+                    engine.submit(&mut ring, arrival);
+                }
             }
         }
     }
