@@ -366,6 +366,7 @@ fn what_was_flushed_survives_kills_in_mid_move() {
 
 #[test]
 fn a_guest_by_vhost_user_loses_nothing_to_kills_in_mid_move() {
+    const RINGS: usize = 3;
     let mut volume = Move::new("vhost-killed");
     volume.frontend = "vhost-user-blk";
     let socket = volume.path("runtime/vhost");
@@ -373,7 +374,7 @@ fn a_guest_by_vhost_user_loses_nothing_to_kills_in_mid_move() {
     volume.start();
     volume.must(&["throttle", "--limit", "8M", "--minimum", "1M"]);
     volume.must(&["start"]);
-    let mut guest = guest::Guest::new();
+    let mut guest = guest::Guest::with_rings(RINGS);
     guest.connect(&socket);
     for round in 0..8u8 {
         let mut asked = Vec::new();
@@ -381,22 +382,29 @@ fn a_guest_by_vhost_user_loses_nothing_to_kills_in_mid_move() {
             // Partly over what the round before has written.
             let sector = u64::from(round) * 9_001 + request * 100;
             let data = vec![0x10 + round; 50 * 1024];
-            asked.push(guest.submit_write(sector, &data));
+            guest.ring = request as usize % RINGS;
+            asked.push((guest.ring, guest.submit_write(sector, &data)));
             let offset = sector as usize * 512;
             expected[offset..offset + data.len()].copy_from_slice(&data);
         }
         volume.kill();
         volume.start();
         guest.connect(&socket);
-        while !asked.iter().all(|request| guest.is_free(*request)) {
-            assert_eq!(guest.wait().1, guest::OK);
+        for (ring, request) in asked {
+            guest.ring = ring;
+            while !guest.is_free(request) {
+                assert_eq!(guest.wait().1, guest::OK);
+            }
         }
         assert_eq!(guest.ask(guest::FLUSH, 0, 0), guest::OK);
         assert!(guest.seen(SIZE) == expected, "after kill {round}");
     }
     volume.must(&["throttle", "--minimum", "1M"]);
     volume.wait("all is local", |status| status["state"] == "done");
-    guest.stop();
+    for ring in 0..RINGS {
+        guest.ring = ring;
+        guest.stop();
+    }
     guest.disconnect();
     volume.must(&["finish"]);
     assert!(volume.ended());
