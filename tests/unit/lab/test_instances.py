@@ -45,6 +45,7 @@ class ReportsTest(base.BaseTestCase):
         self.assertEqual([None], report['before'])
 
     def test_a_wrong_disk_is_an_error(self):
+        self.useFixture(fixtures.MockPatch('time.sleep'))
         guest = self.instance(FOUND, WRONG, PANIC)
 
         error = self.assertRaises(instances.InstanceError,
