@@ -22,7 +22,7 @@ from cinder_localstor.node import simulated
 from cinder_localstor import rows
 from tests.unit import base
 from tests.unit.driver import test_manager
-from tests.unit.moves import test_keeper
+from tests.unit.moves import test_mover
 
 A, B = base.A, base.B
 # Of a way in which calls go wrong, each such one is tried.
@@ -454,7 +454,7 @@ class FaultTest(GroupTestCase):
         self.live()
         calls = self.seen
         self.assertGreater(len(calls), len(self.volumes) + 2)
-        for number, (self.fault, self.power) in enumerate(test_keeper.WAYS):
+        for number, (self.fault, self.power) in enumerate(test_mover.WAYS):
             for name, nth in self.some(calls, number):
                 try:
                     self.live(simulated.Call(name, nth, self.fault))

@@ -156,6 +156,7 @@ class FaultTest(test_keeper.FaultTestCase):
 class ThinFaultTest(FaultTest):
 
     thin = True
+    is_sampled = True
 
 
 @ddt.ddt

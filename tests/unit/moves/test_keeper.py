@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import contextlib
-import os
 from unittest import mock
 
 from cinder import exception as cinder_exception
@@ -18,9 +17,6 @@ from tests.unit.moves import test_mover
 
 # What Cinder's manager does with an error of the driver
 REFUSALS = (cinder_exception.CinderException,)
-# How a call goes wrong, and whether its node loses its power then
-WAYS = (*((fault, False) for fault in simulated.Fault),
-        (simulated.Fault.CRASH, True), (simulated.Fault.CRASH_AFTER, True))
 
 
 class KeeperTestCase(test_mover.MoverTestCase):
@@ -201,10 +197,12 @@ class FaultTestCase(KeeperTestCase):
 
     :cvar parts: in which calls go wrong
     :cvar least: how many calls there are at least
+    :cvar is_sampled: whether in one way, unless there is time for all
     """
 
     parts: tuple[str, ...] = ()
     least = 0
+    is_sampled = False
 
     def setUp(self):
         super().setUp()
@@ -241,13 +239,13 @@ class FaultTestCase(KeeperTestCase):
         """Each call goes wrong in one way, or in all of them if there is time.
         """
         calls = self.calls_in_parts()
-        for number, (fault, power) in enumerate(WAYS):
-            self.go_wrong(
-                calls if 'LOCALSTOR_SOAK_FAULTS' in os.environ
-                else calls[number::len(WAYS)], fault, power)
+        for way in test_mover.WAYS:
+            self.go_wrong(test_mover.sample(calls, *way), *way)
 
     def try_every_call(self, fault, power=False):
-        self.go_wrong(self.calls_in_parts(), fault, power)
+        calls = self.calls_in_parts()
+        self.go_wrong(test_mover.sample(calls, fault, power)
+                      if self.is_sampled else calls, fault, power)
 
     def calls_in_parts(self):
         """The history goes right, and tells what can go wrong in it."""
@@ -335,5 +333,6 @@ class FaultTest(FaultTestCase):
 class ThinFaultTest(FaultTest):
 
     thin = True
+    is_sampled = True
     # Nothing is kept.
     parts = ('take', 'delete')
