@@ -98,7 +98,7 @@ soak-walks: setup rust
 	LOCALSTOR_SOAK_WALKS=2000 LOCALSTOR_SOAK_PAIRS=500 \
 	    LOCALSTOR_SOAK_ORDERS=300 LOCALSTOR_SOAK_FAULTS=1 \
 	    $(VENV)/bin/stestr run \
-	    'test_walk|test_pairs|moves.test_inter|FaultTest|test_copier'
+	    'test_walk|test_pairs|moves.test_inter|test_arriving|test_copier|test_reverts|FaultTest'
 	LOCALSTOR_SOAK_TRANSACTIONS=1 $(VENV)/bin/tox run -e database
 	cd hydrator && LOCALSTOR_WALKS=400000 $(CARGO) test --locked --release \
 	    -p localstor-hydrator-simulation --test walks
