@@ -58,6 +58,8 @@ fn a_guest_sees_size_blocks_and_name() {
     let (longest, segments) = (word(&configuration, 8), word(&configuration, 12));
     assert!(longest * segments <= ROOM);
     assert_eq!(word(&configuration, 20), 512);
+    let queues = u16::from_le_bytes([configuration[34], configuration[35]]);
+    assert!(usize::from(queues) >= RINGS);
     let request = guest.submit(GET_ID, 0, 20);
     assert_eq!(guest.wait(), (request, OK));
     assert_eq!(&guest.content(request, 7), b"disk-7\0");
@@ -281,15 +283,21 @@ fn a_ring_that_is_always_full_lets_others_in() {
 #[test]
 fn a_ring_with_more_than_there_are_ends_the_connection() {
     let server = start("no-such");
-    let mut client = Client::connect(&server.socket, 1000).unwrap();
-    client.set_owner().unwrap();
-    client.get_features().unwrap();
-    let offered = client.get_protocol_features().unwrap();
-    client.set_protocol_features(offered).unwrap();
-    client.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-    let most = client.get_queue_num().unwrap() as usize;
+    let greeted = || {
+        let mut client = Client::connect(&server.socket, 1000).unwrap();
+        client.set_owner().unwrap();
+        client.get_features().unwrap();
+        let offered = client.get_protocol_features().unwrap();
+        client.set_protocol_features(offered).unwrap();
+        client.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        client
+    };
+    let most = greeted().get_queue_num().unwrap() as usize;
+    // This one has not heard how many there are, and asks for whatever we say.
+    let client = greeted();
     assert!(client.set_vring_num(most - 1, 64).is_ok());
     assert!(client.set_vring_num(most, 64).is_err());
+    assert!(client.get_features().is_err());
     drop(client);
     assert_eq!(connected(&server).ask(FLUSH, 0, 0), OK);
 }
@@ -482,6 +490,31 @@ fn what_was_in_flight_is_answered_after_the_client_has_connected_again() {
         }
         let expected = vec![round; 32768 * usize::from(REQUESTS)];
         assert!(guest.seen(expected.len() as u64) == expected, "{round}");
+    }
+}
+
+/// Where its ring stands does not tell which requests were not answered.
+#[test]
+fn a_request_that_others_have_overtaken_is_answered_after_a_new_connection() {
+    let server = start("overtaken");
+    let mut guest = with_rings(&server);
+    server.away.store(true, Ordering::Relaxed);
+    let mut waiting = Vec::new();
+    for ring in 0..RINGS {
+        guest.ring = ring;
+        waiting.push(guest.submit(IN, SIZE as u64 / 512 - 1, 512));
+        for _ in 0..=ring {
+            assert_eq!(guest.ask(FLUSH, 0, 0), OK);
+        }
+    }
+    guest.disconnect();
+    server.away.store(false, Ordering::Relaxed);
+    guest.connect(&server.socket);
+    for (ring, request) in waiting.into_iter().enumerate() {
+        guest.ring = ring;
+        assert_eq!(guest.wait(), (request, OK), "ring {ring}");
+        assert_eq!(guest.ask(FLUSH, 0, 0), OK);
+        assert!(guest.answer().is_none());
     }
 }
 

@@ -51,6 +51,7 @@ const DATA: u64 = 0x10_0000;
 const MEMORY: u64 = DATA + ROOM * REQUESTS as u64;
 
 const VERSION_1: u64 = 1 << 32;
+const MULTIQUEUE: u64 = 1 << 12;
 const EVENT_IDX: u64 = 1 << 29;
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -140,6 +141,8 @@ impl Guest {
         let features = client.get_features().unwrap();
         let wanted = features & !self.without;
         assert!(features & VERSION_1 != 0 && features & PROTOCOL_FEATURES != 0);
+        // Without it a driver has no use for a second ring.
+        assert!(features & MULTIQUEUE != 0);
         let offered = client.get_protocol_features().unwrap();
         let needed = VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::MQ
