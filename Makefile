@@ -167,8 +167,9 @@ rust-test: setup rust
 LINT = if $(CARGO) $(1) --version > /dev/null 2>&1; then $(NICELY) $(CARGO) $(1) $(2); \
 	else echo "SKIPPED in $$workspace: there is no cargo $(1)" >&2; fi
 
-# In front of tests that may run beside the lab's
-NICELY := nice -n 19
+# In front of tests that run beside the lab's; more would starve them where
+# something else is busy, too
+NICELY := nice -n 5
 
 # What the lab runs of our own that is not Python
 lab-programs: setup rust helper ptrace
