@@ -78,10 +78,11 @@ demo-nova: nova
 # Without optimization across crates, which takes longer than the tests gain:
 # one build serves them all.  The lab's nodes leave a third of two processors
 # alone, because what they do is mostly waiting: enough for Rust's compiler.
+# An instance, whose processor is a program, leaves nothing.
 test rust-test: export CARGO_PROFILE_RELEASE_LTO = off
 test: unit-test nova
-	$(MAKE) --jobs=2 --assume-old=lab-programs --assume-old=nova \
-	    rust-test lab-test
+	$(MAKE) --jobs=2 --assume-old=lab-programs rust-test lab-test
+	$(MAKE) --assume-old=nova nova-test
 
 unit-test: setup
 	@test -n "$$LOCALSTOR_DEVSTACK" || echo "SKIPPED: the tests of the" \
@@ -212,7 +213,7 @@ LAB_DOWN := status=$$?; for name in $(TEST_LABS); do \
     [ $$status = 0 ] || $(VENV)/bin/stestr failing | tail -n 20; \
     exit $$status
 
-lab-test: setup lab-programs nova-test
+lab-test: setup lab-programs
 	$(RUN_LAB_TESTS) '$(SHORT)'; $(LAB_DOWN)
 
 # One instance of Nova's and its volumes, alone: its guest is slow enough.
