@@ -18,7 +18,8 @@ SHORT := $(SHORT)|[.]SecurityTest.test_nobody_else|[.]SecurityTest.test_secret
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|ThinCopyTest.test_clone_of
 SHORT := $(SHORT)|while_it_runs
 
-.PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
+.PHONY: help setup demo demo-nova test unit-test service-test rust-test rust \
+        helper lab-test \
         lab-programs ptrace soak soak-walks soak-kills soak-kernel soak-nvme \
         soak-lab soak-exchanged soak-nova qemu-test tempest bench lab-kernel nova \
         nova-test bench-nova bench-attach bench-distance bench-fleet tempest-nova \
@@ -30,7 +31,8 @@ help:
 	@echo 'make test      every test: unit, style, types, docs, lab'
 	@echo 'make lab-up    a cloud to try things by hand ($(LAB) --help)'
 	@echo 'make lab-down  end it, with all that it started'
-	@echo 'make unit-test, make rust-test, make lab-test, make nova-test   its parts'
+	@echo 'make unit-test, make service-test, make rust-test, make lab-test,'
+	@echo '               make nova-test   its parts'
 	@echo 'make soak      all that "make test" has no time for, most of a day;'
 	@echo '               soak-walks, soak-kills, soak-kernel, soak-lab,'
 	@echo '               soak-nvme, soak-exchanged, soak-nova   parts of it'
@@ -77,11 +79,11 @@ demo-nova: nova
 
 # Without optimization across crates, which takes longer than the tests gain:
 # one build serves them all.  The lab's nodes leave a third of two processors
-# alone, because what they do is mostly waiting: enough for Rust's compiler.
+# alone, because what they do is mostly waiting: enough for what needs no lab.
 # An instance, whose processor is a program, leaves nothing.
 test rust-test: export CARGO_PROFILE_RELEASE_LTO = off
 test: unit-test nova
-	$(MAKE) --jobs=2 --assume-old=lab-programs rust-test lab-test
+	$(MAKE) --jobs=2 --assume-old=lab-programs lab-test rust-test service-test
 	$(MAKE) --assume-old=nova nova-test
 
 unit-test: setup
@@ -89,7 +91,11 @@ unit-test: setup
 	    "DevStack plugin. LOCALSTOR_DEVSTACK does not say where DevStack" \
 	    "is." >&2
 	$(VENV)/bin/tox run-parallel --parallel-no-spinner --skip-env 'py3|nova|database'
-	$(VENV)/bin/tox run -e py3,nova,database
+	$(VENV)/bin/tox run -e py3
+
+# With Nova's own services, and with MariaDB
+service-test: setup
+	$(NICELY) $(VENV)/bin/tox run -e nova,database
 
 # What "make test" has no time for.  Each part stands alone, because all of them
 # take most of a day.
