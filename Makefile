@@ -78,13 +78,9 @@ demo-nova: nova
 	$(PYTHON) -W ignore -m lab.demo_nova
 
 # Without optimization across crates, which takes longer than the tests gain:
-# one build serves them all.  The lab's nodes leave a third of two processors
-# alone, because what they do is mostly waiting: enough for what needs no lab.
-# An instance, whose processor is a program, leaves nothing.
+# one build serves them all.
 test rust-test: export CARGO_PROFILE_RELEASE_LTO = off
-test: unit-test nova
-	$(MAKE) --jobs=2 --assume-old=lab-programs lab-test rust-test service-test
-	$(MAKE) --assume-old=nova nova-test
+test: unit-test service-test rust-test lab-test nova-test
 
 unit-test: setup
 	@test -n "$$LOCALSTOR_DEVSTACK" || echo "SKIPPED: the tests of the" \
@@ -93,9 +89,9 @@ unit-test: setup
 	$(VENV)/bin/tox run-parallel --parallel-no-spinner --skip-env 'py3|nova|database'
 	$(VENV)/bin/tox run -e py3
 
-# With Nova's own services, and with MariaDB
+# With Nova's own services, and with MariaDB: both wait more than they work.
 service-test: setup
-	$(NICELY) $(VENV)/bin/tox run -e nova,database
+	$(VENV)/bin/tox run-parallel --parallel-no-spinner -e nova,database
 
 # What "make test" has no time for.  Each part stands alone, because all of them
 # take most of a day.
@@ -167,16 +163,12 @@ rust-test: setup rust
 	for workspace in $(WORKSPACES); do \
 	    (cd $$workspace && $(call LINT,fmt,--all --check) && \
 	     $(call LINT,clippy,--locked --release --workspace --all-targets -- -D warnings) \
-	     && $(NICELY) $(CARGO) test --locked --workspace --release) || exit 1; \
+	     && $(CARGO) test --locked --workspace --release) || exit 1; \
 	done
 
 # Not every Rust comes with these two.
-LINT = if $(CARGO) $(1) --version > /dev/null 2>&1; then $(NICELY) $(CARGO) $(1) $(2); \
+LINT = if $(CARGO) $(1) --version > /dev/null 2>&1; then $(CARGO) $(1) $(2); \
 	else echo "SKIPPED in $$workspace: there is no cargo $(1)" >&2; fi
-
-# In front of tests that run beside the lab's; more would starve them where
-# something else is busy, too
-NICELY := nice -n 5
 
 # What the lab runs of our own that is not Python
 lab-programs: setup rust helper ptrace
