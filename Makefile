@@ -18,8 +18,7 @@ SHORT := $(SHORT)|[.]SecurityTest.test_nobody_else|[.]SecurityTest.test_secret
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|ThinCopyTest.test_clone_of
 SHORT := $(SHORT)|while_it_runs
 
-.PHONY: help setup demo demo-nova test unit-test service-test rust-test rust \
-        helper lab-test \
+.PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
         lab-programs ptrace soak soak-walks soak-kills soak-kernel soak-nvme \
         soak-lab soak-exchanged soak-nova qemu-test tempest bench lab-kernel nova \
         nova-test bench-nova bench-attach bench-distance bench-fleet tempest-nova \
@@ -31,8 +30,7 @@ help:
 	@echo 'make test      every test: unit, style, types, docs, lab'
 	@echo 'make lab-up    a cloud to try things by hand ($(LAB) --help)'
 	@echo 'make lab-down  end it, with all that it started'
-	@echo 'make unit-test, make service-test, make rust-test, make lab-test,'
-	@echo '               make nova-test   its parts'
+	@echo 'make unit-test, make rust-test, make lab-test, make nova-test   its parts'
 	@echo 'make soak      all that "make test" has no time for, most of a day;'
 	@echo '               soak-walks, soak-kills, soak-kernel, soak-lab,'
 	@echo '               soak-nvme, soak-exchanged, soak-nova   parts of it'
@@ -80,18 +78,14 @@ demo-nova: nova
 # Without optimization across crates, which takes longer than the tests gain:
 # one build serves them all.
 test rust-test: export CARGO_PROFILE_RELEASE_LTO = off
-test: unit-test service-test rust-test lab-test nova-test
+test: unit-test rust-test lab-test
 
 unit-test: setup
 	@test -n "$$LOCALSTOR_DEVSTACK" || echo "SKIPPED: the tests of the" \
 	    "DevStack plugin. LOCALSTOR_DEVSTACK does not say where DevStack" \
 	    "is." >&2
 	$(VENV)/bin/tox run-parallel --parallel-no-spinner --skip-env 'py3|nova|database'
-	$(VENV)/bin/tox run -e py3
-
-# With Nova's own services, and with MariaDB: both wait more than they work.
-service-test: setup
-	$(VENV)/bin/tox run-parallel --parallel-no-spinner -e nova,database
+	$(VENV)/bin/tox run -e py3,nova,database
 
 # What "make test" has no time for.  Each part stands alone, because all of them
 # take most of a day.
@@ -211,7 +205,7 @@ LAB_DOWN := status=$$?; for name in $(TEST_LABS); do \
     [ $$status = 0 ] || $(VENV)/bin/stestr failing | tail -n 20; \
     exit $$status
 
-lab-test: setup lab-programs
+lab-test: setup lab-programs nova-test
 	$(RUN_LAB_TESTS) '$(SHORT)'; $(LAB_DOWN)
 
 # One instance of Nova's and its volumes, alone: its guest is slow enough.
