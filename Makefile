@@ -10,7 +10,7 @@ CARGO := cargo
 RUST_VERSION := 1.85
 WORKSPACES := hydrator lab/disk lab/guest lab/ptrace
 # Tests in the lab that "make test" has time for; "make soak" has all.
-SHORT := [.]ChainTest.test_on_to|test_chaos|test_h1_|test_h8
+SHORT := [.]ChainTest.test_on_to|test_h1_|test_h8
 SHORT := $(SHORT)|test_h25_of_two|LiveMigrationTest.test_lost|[.]RunningGuestTest
 SHORT := $(SHORT)|ThinLioMoveTest.test_there_and_back|restart_of_both
 SHORT := $(SHORT)|ThinLioSourcePowerCut|dies_with|test_boot
@@ -19,7 +19,8 @@ SHORT := $(SHORT)|ThinLioSecurityTest.test_source|ThinCopyTest.test_clone_of
 SHORT := $(SHORT)|while_it_runs
 
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
-        lab-programs ptrace soak soak-walks soak-kills soak-kernel soak-nvme \
+        chaos-test volume-test lab-programs ptrace soak soak-walks soak-kills \
+        soak-kernel soak-nvme \
         soak-lab soak-exchanged soak-nova qemu-test tempest bench lab-kernel nova \
         nova-test bench-nova bench-attach bench-distance bench-fleet tempest-nova \
         lab-up lab-down clean
@@ -30,7 +31,8 @@ help:
 	@echo 'make test      every test: unit, style, types, docs, lab'
 	@echo 'make lab-up    a cloud to try things by hand ($(LAB) --help)'
 	@echo 'make lab-down  end it, with all that it started'
-	@echo 'make unit-test, make rust-test, make lab-test, make nova-test   its parts'
+	@echo 'make unit-test, make rust-test, make chaos-test, make nova-test,'
+	@echo '               make volume-test   its parts (the last three: make lab-test)'
 	@echo 'make soak      all that "make test" has no time for, most of a day;'
 	@echo '               soak-walks, soak-kills, soak-kernel, soak-lab,'
 	@echo '               soak-nvme, soak-exchanged, soak-nova   parts of it'
@@ -78,7 +80,10 @@ demo-nova: nova
 # Without optimization across crates, which takes longer than the tests gain:
 # one build serves them all.
 test rust-test: export CARGO_PROFILE_RELEASE_LTO = off
-test: unit-test rust-test lab-test
+# Rust's compiler is given the time in which chaos waits.
+test: unit-test
+	$(MAKE) --jobs=2 rust-test chaos-test
+	$(MAKE) nova-test volume-test
 
 unit-test: setup
 	@test -n "$$LOCALSTOR_DEVSTACK" || echo "SKIPPED: the tests of the" \
@@ -119,7 +124,7 @@ soak-nvme: setup lab-programs lab-kernel
 
 # The tests in the lab that "make test" leaves out
 soak-lab: setup lab-programs lab-kernel
-	$(RUN_LAB_TESTS) --exclude-regex '$(SHORT)|test_nova'; $(LAB_DOWN)
+	$(RUN_LAB_TESTS) --exclude-regex '$(SHORT)|test_chaos|test_nova'; $(LAB_DOWN)
 
 # All of them with the two data paths exchanged, and with dozens of moves at
 # once: a thin pool has room for so many where helpers leave holes.
@@ -198,15 +203,21 @@ RUST_IS_NEW = printf '%s\n' $(RUST_VERSION) "$${found:-0}" | sort -V -C
 # The lab's own tests share one lab; it is taken down whatever comes of them.
 # What went wrong stands at the end, where one looks first.
 RUN_LAB_TESTS := TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color
-TEST_LABS := test nova furnished blocks unprivileged contained names releases \
-    multipathd mirrored
+TEST_LABS := test test-chaos nova furnished blocks unprivileged contained names \
+    releases multipathd mirrored
 LAB_DOWN := status=$$?; for name in $(TEST_LABS); do \
     $(LAB) --name $$name down || status=$$?; done; \
     [ $$status = 0 ] || $(VENV)/bin/stestr failing | tail -n 20; \
     exit $$status
 
-lab-test: setup lab-programs nova-test
+lab-test: chaos-test nova-test volume-test
+
+volume-test: setup lab-programs
 	$(RUN_LAB_TESTS) '$(SHORT)'; $(LAB_DOWN)
+
+# In a lab of its own, and it waits more than it works
+chaos-test: setup lab-programs
+	$(RUN_LAB_TESTS) test_chaos; $(LAB_DOWN)
 
 # One instance of Nova's and its volumes, alone: its guest is slow enough.
 nova-test: nova
