@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import enum
+import functools
 from typing import Any
 
 from cinder.common import constants
@@ -71,6 +74,20 @@ class Pool(dict):
         """Take all of it but the manager's sum."""
         super().update(*others, **{
             **values, 'allocated_capacity_gb': self['allocated_capacity_gb']})
+
+
+def _try_each(tasks: Mapping[str, Callable[[], None]]) -> None:
+    """Do what is to be done periodically, what fails at the next period.
+
+    An error would end the loop for good, and keep what comes after it waiting.
+
+    :param tasks: by what the log says that they could not do
+    """
+    for name, task in tasks.items():
+        try:
+            task()
+        except Exception:
+            LOG.exception('Could not %s', name)
 
 
 @interface.volumedriver
@@ -162,19 +179,15 @@ class LocalStorDriver(driver.VolumeDriver):
                              initial_delay=unfinished.PATIENCE)
 
     def _watch_moves(self) -> None:
-        # An error here would end the loop for good.
-        try:
-            self._service.scheduler.watch()
-            self._export_again()
-        except Exception:
-            LOG.exception('The moves could not be looked after')
+        _try_each({
+            'look after the moves': self._service.scheduler.watch,
+            'export what had no handle': self._export_again})
 
     def _settle_unfinished(self) -> None:
-        try:
-            self._unfinished.settle(context.get_admin_context())
-            self._end_exports()
-        except Exception:
-            LOG.exception('What was broken off could not be settled')
+        _try_each({
+            'settle what was broken off': functools.partial(
+                self._unfinished.settle, context.get_admin_context()),
+            'end exports that nobody has': self._end_exports})
 
     def _end_exports(self) -> None:
         """Remove exports that nobody has any more.
@@ -185,9 +198,15 @@ class LocalStorDriver(driver.VolumeDriver):
         """
         ctxt = context.get_admin_context()
         idle = rows.exported(ctxt, self.host, idle=True)
-        for volume_id in idle & self._idle_exports:
-            self.remove_export(ctxt, objects.Volume.get_by_id(ctxt, volume_id))
+        _try_each({
+            'end the export of volume ' + volume_id:
+                functools.partial(self._end_export, ctxt, volume_id)
+            for volume_id in idle & self._idle_exports})
         self._idle_exports = idle
+
+    def _end_export(self, ctxt: context.RequestContext, volume_id: str
+                    ) -> None:
+        self.remove_export(ctxt, objects.Volume.get_by_id(ctxt, volume_id))
 
     # Volumes
 

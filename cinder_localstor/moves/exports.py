@@ -36,22 +36,17 @@ class Exports:
 
         :param moves: that this node has a part in
         """
-        ctxt = context.get_admin_context()
         try:
             exported = self._target.exported()
-            for move in moves:
-                if (self.serves_from_here(move)
-                        and move.move_id not in exported):
-                    self._export_again(move)
-            # Other backends of the node may share the target daemon.
-            for move_id in self._target.remains() - {
-                    move.move_id for move in moves}:
-                if rows.get(ctxt, move_id) is None:
-                    LOG.warning('The export of move %s is left over and '
-                                'taken away', move_id)
-                    self._target.unexport(move_id)
+            remaining = self._target.remains()
         except Exception as error:
             LOG.error('The target does not tell what it exports: %s', error)
+            return
+        for move in moves:
+            if self.serves_from_here(move) and move.move_id not in exported:
+                self._export_again(move)
+        for move_id in remaining - {move.move_id for move in moves}:
+            self._take_away(move_id)
 
     def _export_again(self, move: rows.Move) -> None:
         try:
@@ -60,3 +55,14 @@ class Exports:
         except Exception as error:
             LOG.error('The source of move %(move)s is not exported: '
                       '%(error)s', {'move': move.move_id, 'error': error})
+
+    def _take_away(self, move_id: str) -> None:
+        try:
+            # Other backends of the node may share the target daemon.
+            if rows.get(context.get_admin_context(), move_id) is None:
+                LOG.warning('The export of move %s is left over and taken '
+                            'away', move_id)
+                self._target.unexport(move_id)
+        except Exception as error:
+            LOG.error('What is left over of the export of move %(move)s '
+                      'stays: %(error)s', {'move': move_id, 'error': error})

@@ -150,6 +150,20 @@ class SetupTest(DriverTestCase):
                                side_effect=ValueError):
             self.driver._watch_moves()
 
+    def test_failing_look_at_the_moves_keeps_no_export_waiting(self):
+        with (mock.patch.object(self.driver._service.scheduler, 'watch',
+                                side_effect=ValueError),
+              mock.patch.object(self.driver, '_export_again') as exported):
+            self.driver._watch_moves()
+        exported.assert_called_once_with()
+
+    def test_what_can_not_be_settled_keeps_no_export(self):
+        with (mock.patch.object(self.driver._unfinished, 'settle',
+                                side_effect=ValueError),
+              mock.patch.object(self.driver, '_end_exports') as ended):
+            self.driver._settle_unfinished()
+        ended.assert_called_once_with()
+
 
 class VolumeTest(DriverTestCase):
 

@@ -719,6 +719,15 @@ class LeftOverExportTest(MoverTestCase):
         self.cloud.boot(base.A)
         unexport.assert_called_once_with('a-move')
 
+    def test_one_that_can_not_be_taken_away_keeps_no_other(self):
+        target = self.cloud.nodes[base.A].target
+        self.mock_object(target, 'remains', return_value={'one', 'other'})
+        unexport = self.mock_object(target, 'unexport', side_effect=[
+            exception.LocalStorException(reason='busy'), None])
+        self.cloud.boot(base.A)
+        unexport.assert_has_calls([mock.call('one'), mock.call('other')],
+                                  any_order=True)
+
 
 class WarmUpTest(MoverTestCase):
 
