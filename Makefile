@@ -80,8 +80,10 @@ demo-nova: nova
 # Without optimization across crates, which takes longer than the tests gain:
 # one build serves them all.
 test rust-test: export CARGO_PROFILE_RELEASE_LTO = off
-# Rust's compiler is given the time in which chaos waits.
-test: unit-test
+# What waits leaves its time to what works: downloads to the unit tests, and
+# chaos to Rust's compiler.
+test: setup
+	$(MAKE) --jobs=2 unit-test nova
 	$(MAKE) --jobs=2 rust-test chaos-test
 	$(MAKE) nova-test volume-test
 
@@ -258,7 +260,8 @@ lab-kernel: setup
 # Instances in the lab's nodes: who needs none of them needs no libvirt.
 nova: setup lab-programs $(NOVA_READY)
 
-$(NOVA_READY): $(READY) lab/nova-requirements.txt
+# After Rust, because there is one apt
+$(NOVA_READY): $(READY) lab/nova-requirements.txt | rust
 	$(call INSTALL,nova)
 	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) \
 	    -c constraints.txt -r lab/nova-requirements.txt
