@@ -81,9 +81,9 @@ class Plan:
                                     for name in step.after):
                 step.failed = True
                 return
-            self._progress(step.name, 'running', 0)
             start = time.monotonic()
             try:
+                self._progress(step.name, 'running', 0)
                 step.action()
             except BaseException as error:
                 step.failed = True

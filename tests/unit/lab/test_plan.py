@@ -48,6 +48,21 @@ class PlanTest(base.BaseTestCase):
         self.assertIn(('bad', 'failed'), self.events)
         self.assertNotIn(('after', 'running'), self.events)
 
+    def test_a_step_that_can_not_be_told_of_is_not_taken_for_done(self):
+        def tell(name, what, seconds):
+            if what == 'running':
+                raise BrokenPipeError
+
+        began = []
+        told = plan.Plan(tell)
+        told.add('untold', lambda: began.append('untold'))
+        told.add('after', lambda: began.append('after'), ['untold'])
+
+        self.assertRaises(BrokenPipeError, told.run)
+
+        told.join(10)
+        self.assertEqual([], began)
+
     def test_a_failure_does_not_wait_for_a_step_that_runs(self):
         release = threading.Event()
         begun = threading.Event()
