@@ -396,6 +396,13 @@ class DeletedTooEarly(exception.VolumeIsBusy):
                 "again.")
 
 
+class SnapshotOnItsWay(DeletedTooEarly):
+    message = _("Volume %(volume_id)s is as it was, because a snapshot of it "
+                "still arrives with it, or is being deleted. Delete the "
+                "volume again when 'cinder-localstor status' shows no move "
+                "of it any more.")
+
+
 class UnmanagedTooEarly(exception.VolumeIsBusy):
     message = _("Volume %(volume_id)s %(reason)s, so it is as it was. "
                 "Unmanage it again when 'cinder-localstor status' shows no "

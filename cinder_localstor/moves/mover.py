@@ -267,18 +267,32 @@ class Mover:
     def discard(self, ctxt: context.RequestContext, volume_id: str) -> bool:
         """End all moves of a volume that is being deleted.
 
+        A snapshot that still arrives with it is waited for, if that is not
+        long.
+
         :returns: whether no move has its copy here any more; one that still
             has it removes it later
         :raises VolumeInUse: it is in use; the moves go on
-        :raises DeletedTooEarly: it is not yet sure where it is; they go on
+        :raises DeletedTooEarly: it is not yet sure where it is, or a snapshot
+            arrives for longer; they go on
         """
         for attempt in tenacity.Retrying(
-                retry=tenacity.retry_if_exception_type(exception.MoveChanged),
-                stop=tenacity.stop_after_attempt(3), reraise=True):
-            with attempt, self._gate.enter(ctxt, volume_id,
-                                           gate.Operation.DELETE):
-                last = self._decide_discard(ctxt, volume_id)
+                retry=tenacity.retry_if_exception_type(
+                    exception.SnapshotOnItsWay),
+                stop=tenacity.stop_after_delay(
+                    self._configuration.localstor_peer_timeout),
+                wait=tenacity.wait_fixed(gate.SOON), reraise=True):
+            with attempt:
+                last = self._try_to_discard(ctxt, volume_id)
         return last is None or self._executor.discard(ctxt, last)
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_type(exception.MoveChanged),
+        stop=tenacity.stop_after_attempt(3), reraise=True)
+    def _try_to_discard(self, ctxt: context.RequestContext, volume_id: str
+                        ) -> rows.Move | None:
+        with self._gate.enter(ctxt, volume_id, gate.Operation.DELETE):
+            return self._decide_discard(ctxt, volume_id)
 
     def _decide_discard(self, ctxt: context.RequestContext, volume_id: str
                         ) -> rows.Move | None:
@@ -302,9 +316,7 @@ class Mover:
         """Keep what snapshots read: a deleted one may still be there for who
         copies it.
 
-        :raises DeletedTooEarly: some of one is still on another node
+        :raises SnapshotOnItsWay: some of one is still on another node
         """
         if rows.snapshots_arriving(ctxt, volume_id):
-            raise exception.DeletedTooEarly(
-                volume_id=volume_id, reason='has a snapshot that still '
-                'arrives with it, or is being deleted')
+            raise exception.SnapshotOnItsWay(volume_id=volume_id)

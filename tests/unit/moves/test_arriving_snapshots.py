@@ -230,9 +230,18 @@ class ArrivingTest(ArrivingTestCase):
         snapshot = self.take()
         volume = self.make(base.C, snapshot)
         self.assertTrue(self.delete(snapshot))
+        self.be_impatient()
         self.assertRaises(exception.DeletedTooEarly, self.delete_volume,
                           self.volume)
         self.cloud.settle()
+        self.delete_volume(self.volume)
+        self.cloud.settle()
+        self.assert_content(volume)
+
+    def test_volume_is_deleted_when_what_its_clone_reads_has_arrived(self):
+        volume = self.make(base.B, self.volume)
+        self.patch('tenacity.nap.time').sleep.side_effect = (
+            lambda _seconds: self.cloud.settle())
         self.delete_volume(self.volume)
         self.cloud.settle()
         self.assert_content(volume)
