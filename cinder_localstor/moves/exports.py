@@ -38,15 +38,15 @@ class Exports:
         """
         try:
             exported = self._target.exported()
-            remaining = self._target.remains()
+            for move in moves:
+                if (self.serves_from_here(move)
+                        and move.move_id not in exported):
+                    self._export_again(move)
+            for move_id in self._target.remains() - {
+                    move.move_id for move in moves}:
+                self._take_away(move_id)
         except Exception as error:
             LOG.error('The target does not tell what it exports: %s', error)
-            return
-        for move in moves:
-            if self.serves_from_here(move) and move.move_id not in exported:
-                self._export_again(move)
-        for move_id in remaining - {move.move_id for move in moves}:
-            self._take_away(move_id)
 
     def _export_again(self, move: rows.Move) -> None:
         try:

@@ -719,6 +719,16 @@ class LeftOverExportTest(MoverTestCase):
         self.cloud.boot(base.A)
         unexport.assert_called_once_with('a-move')
 
+    def test_what_does_not_tell_of_remains_exports_what_moves_need(self):
+        self.cloud.move(self.volume)
+        target = self.cloud.nodes[base.A].target
+        before = dict(target.exports)
+        target.exports.clear()
+        self.mock_object(target, 'remains', side_effect=(
+            exception.LocalStorException(reason='busy')))
+        self.cloud.boot(base.A)
+        self.assertEqual(before.keys(), target.exports.keys())
+
     def test_one_that_can_not_be_taken_away_keeps_no_other(self):
         target = self.cloud.nodes[base.A].target
         self.mock_object(target, 'remains', return_value={'one', 'other'})
