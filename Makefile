@@ -18,12 +18,12 @@ SHORT := $(SHORT)|[.]SecurityTest.test_nobody_else|[.]SecurityTest.test_secret
 SHORT := $(SHORT)|ThinLioSecurityTest.test_source|ThinCopyTest.test_clone_of
 SHORT := $(SHORT)|while_it_runs
 
-.PHONY: help setup demo demo-nova test unit-test rust-test rust helper lab-test \
-        chaos-test volume-test lab-programs ptrace soak soak-walks soak-kills \
-        soak-kernel soak-nvme \
-        soak-lab soak-exchanged soak-nova qemu-test tempest bench lab-kernel nova \
-        nova-test bench-nova bench-attach bench-distance bench-fleet tempest-nova \
-        lab-up lab-down clean
+.PHONY: help setup demo demo-nova test unit-test rust-test rust helper \
+        lab-test chaos-test volume-test lab-programs ptrace soak soak-walks \
+        soak-kills soak-kernel soak-nvme soak-lab soak-exchanged soak-nova \
+        qemu-test tempest bench lab-kernel nova nova-test bench-nova \
+        bench-attach bench-distance bench-fleet tempest-nova lab-up lab-down \
+        clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'

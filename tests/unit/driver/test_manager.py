@@ -563,17 +563,15 @@ class BackupTest(ManagerTestCase):
 
     def test_export_that_can_not_be_ended_keeps_no_other(self):
         remote = self.cloud.nodes[A].remote
-        first = self.volume
-        for volume in (first, self.cloud.create(A)):
+        for volume in (self.volume, self.cloud.create(A)):
             self.volume = volume
             self.cloud.set_status(volume, 'backing-up')
             self.connect()
             self.cloud.set_status(volume, 'available')
         self.assertEqual(2, len(remote.exports))
-        unexport = remote.unexport
         with mock.patch.object(remote, 'unexport', side_effect=[
                 exception.LocalStorException(reason='busy'), mock.DEFAULT],
-                wraps=unexport):
+                wraps=remote.unexport):
             self.look_for_idle_exports()
         self.assertEqual(1, len(remote.exports))
         self.look_for_idle_exports()
