@@ -245,9 +245,10 @@ class LocalStorDriver(driver.VolumeDriver):
 
     def extend_volume(self, volume: objects.Volume, new_size: int) -> None:
         ctxt = context.get_admin_context()
-        if unfinished.is_given_up(ctxt, volume.id):
-            raise exception.GivenUp(volume_id=volume.id, size=new_size)
-        self._mover.extend(ctxt, volume, new_size * units.Gi)
+        with self._unfinished.under_way(volume.id):
+            if unfinished.is_given_up(ctxt, volume.id):
+                raise exception.GivenUp(volume_id=volume.id, size=new_size)
+            self._mover.extend(ctxt, volume, new_size * units.Gi)
 
     def migrate_volume(self, ctxt: context.RequestContext,
                        volume: objects.Volume, host: dict[str, Any]
@@ -293,7 +294,8 @@ class LocalStorDriver(driver.VolumeDriver):
         Nothing of it changes here.  Limits are heeded where it is used.
         """
         properties.check(new_type.name, new_type.extra_specs or {})
-        self._gate.check(ctxt, volume.id, gate.Operation.RETYPE)
+        with self._unfinished.under_way(volume.id):
+            self._gate.check(ctxt, volume.id, gate.Operation.RETYPE)
         return True, None
 
     def update_migrated_volume(self, ctxt: context.RequestContext,
@@ -444,7 +446,7 @@ class LocalStorDriver(driver.VolumeDriver):
         ctxt = context.get_admin_context()
         if self._service.custodian.give_back_snapshot(ctxt, snapshot):
             return
-        with self._busy_told():
+        with self._unfinished.under_way(snapshot.id), self._busy_told():
             self._service.keeper.delete(ctxt, snapshot)
 
     def snapshot_revert_use_temp_snapshot(self) -> bool:
@@ -455,7 +457,7 @@ class LocalStorDriver(driver.VolumeDriver):
                            volume: objects.Volume, snapshot: objects.Snapshot
                            ) -> None:
         ctxt = context.get_admin_context()
-        with (self._unfinished.reverting(volume.id),
+        with (self._unfinished.under_way(volume.id),
               self._reverted_or_as_it_was(ctxt, volume)):
             self.remove_export(ctxt,
                                objects.Volume.get_by_id(ctxt, volume.id))

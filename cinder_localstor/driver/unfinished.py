@@ -106,20 +106,23 @@ class Unfinished:
         self._volumes = volumes
         self._extend = extend
         self._custodian = keeps
-        # Ids of volumes that this process reverts
-        self._reverting: set[str] = set()
+        # Ids of volumes and snapshots that this process works on, once for
+        # each request: one may come twice
+        self._under_way: list[str] = []
         # Ids of all snapshots of groups that this process was asked for: it
         # says itself what has become of them
         self._asked_for: set[str] = set()
 
     @contextlib.contextmanager
-    def reverting(self, volume_id: str) -> Iterator[None]:
-        """Leave a volume to who reverts it, however long that takes."""
-        self._reverting.add(volume_id)
+    def under_way(self, what_id: str) -> Iterator[None]:
+        """Leave a volume or a snapshot to who works on it, however long that
+        takes: it may have to wait.
+        """
+        self._under_way.append(what_id)
         try:
             yield
         finally:
-            self._reverting.discard(volume_id)
+            self._under_way.remove(what_id)
 
     def leave_group_snapshot(self, taken_id: str) -> None:
         """Leave a snapshot of a group to Cinder, for as long as this process
@@ -136,8 +139,7 @@ class Unfinished:
             if volume.migration_status in rows.MIGRATION_OVER:
                 self._rest(volume)
         for volume in self._stale(ctxt, 'reverting'):
-            if volume.id not in self._reverting:
-                self._settle_revert(ctxt, volume)
+            self._settle_revert(ctxt, volume)
         # Whoever has settled the volume may have died before this.
         for snapshot in self._stale_snapshots(ctxt, 'restoring'):
             if snapshot.volume.status != 'reverting':
@@ -222,13 +224,17 @@ class Unfinished:
                ) -> list[objects.Volume]:
         return [volume for volume in objects.VolumeList.get_all_by_host(
             ctxt, self._host, filters={'status': status})
-            if _changed_at(volume) < _long_ago()]
+            if self._is_broken_off(volume)]
 
     def _stale_snapshots(self, ctxt: context.RequestContext, status: str
                          ) -> list[objects.Snapshot]:
         return [snapshot for snapshot in objects.SnapshotList.get_by_host(
             ctxt, self._host, filters={'status': status})
-            if _changed_at(snapshot) < _long_ago()]
+            if self._is_broken_off(snapshot)]
+
+    def _is_broken_off(self, what: Managed) -> bool:
+        return (_changed_at(what) < _long_ago()
+                and what.id not in self._under_way)
 
     def _stale_group_snapshots(self, ctxt: context.RequestContext
                                ) -> list[objects.GroupSnapshot]:

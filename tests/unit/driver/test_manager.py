@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Cinder's own volume manager does with our volumes."""
 
+import contextlib
 import threading
 from unittest import mock
 
@@ -26,6 +27,7 @@ import testtools
 from cinder_localstor.datapath import handles
 from cinder_localstor.datapath import transfer
 from cinder_localstor.driver import localstor
+from cinder_localstor.driver import unfinished
 from cinder_localstor import exception
 from cinder_localstor.moves import gate
 from cinder_localstor.moves import mover
@@ -64,6 +66,23 @@ class ManagerTestCase(base.TestCase):
         for host in hosts:
             self.cloud.nodes[host].volumes.pool_size = 64 * units.Gi
         self.volume = self.cloud.create()
+
+    @contextlib.contextmanager
+    def slow(self, adapter, call):
+        """Let the periodic task settle what it finds broken off when a call
+        of a node's has taken longer than that.
+        """
+        of = getattr(self.cloud.nodes[A], adapter)
+        does = getattr(of, call)
+
+        def look(*args, **kwargs):
+            with mock.patch.object(unfinished, 'PATIENCE', -2):
+                self.cloud.managers[A].driver._settle_unfinished()
+            return does(*args, **kwargs)
+
+        with mock.patch.object(of, call, side_effect=look) as called:
+            yield
+        called.assert_called()
 
     def refresh(self):
         return self.cloud.refresh(self.volume)
@@ -813,6 +832,11 @@ class ExtendTest(ManagerTestCase):
         self.assertEqual(B, self.cloud.host_of(self.volume))
         self.assert_whole()
 
+    def test_one_that_takes_long_goes_on(self):
+        with self.slow('volumes', 'extend'):
+            self.assert_extended('available')
+        self.assertEqual([], self.cloud.messages(self.volume))
+
     def test_volume_that_is_being_removed(self):
         attachment = self.cloud.attach(self.volume, B)
         self.cloud.detach(self.volume, attachment)
@@ -973,6 +997,12 @@ class SnapshotTest(SnapshotTestCase):
         self.assertIsNone(self.cloud.delete_snapshot(snapshot))
         self.cloud.settle()
         self.assert_nothing_left(self.volume)
+
+    def test_deletion_that_takes_long_goes_on(self):
+        snapshot = self.take()
+        with self.slow('volumes', 'remove'):
+            self.assertIsNone(self.cloud.delete_snapshot(snapshot))
+        self.assertEqual([], self.cloud.messages(snapshot))
 
     def test_deletion_without_an_answer_can_be_asked_for_again(self):
         snapshot = self.take()

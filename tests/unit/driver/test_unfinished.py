@@ -225,6 +225,16 @@ class ExtensionTest(UnfinishedTestCase):
 
         self.assertEqual(('extending', 1), self.state())
 
+    def test_what_is_asked_for_twice_is_left_alone_until_both_have_ended(self):
+        self.ask(3)
+        with self.unfinished.under_way(self.volume.id):
+            with self.unfinished.under_way(self.volume.id):
+                pass
+            self.settle()
+            self.assertEqual(('extending', 1), self.state())
+        self.settle()
+        self.assertEqual(('available', 1), self.state())
+
     def test_volumes_of_others_are_left_alone(self):
         other = self.create(base.B)
         self.ask(3, other)
@@ -332,7 +342,7 @@ class RevertTest(UnfinishedTestCase):
 
     def test_one_that_is_under_way_goes_on(self):
         self.ask()
-        with self.unfinished.reverting(self.volume.id):
+        with self.unfinished.under_way(self.volume.id):
             self.settle()
             self.assertEqual(('reverting', 1), self.state())
             self.snapshot.refresh()
