@@ -368,8 +368,9 @@ class LocalStorDriver(driver.VolumeDriver):
                      remove_volumes: list[objects.Volume] | None = None
                      ) -> tuple[None, None, None]:
         """Take no volume into a group that may yet leave the node."""
-        for volume in add_volumes or ():
-            self._gate.check(ctxt, volume.id, gate.Operation.GROUP)
+        with self._unfinished.under_way(group.id):
+            for volume in add_volumes or ():
+                self._gate.check(ctxt, volume.id, gate.Operation.GROUP)
         return None, None, None
 
     def create_group_snapshot(
@@ -382,7 +383,7 @@ class LocalStorDriver(driver.VolumeDriver):
         Where the group's type does not want that, Cinder takes one after the
         other.
         """
-        self._unfinished.leave_group_snapshot(group_snapshot.id)
+        self._unfinished.leave_group_snapshot(group_snapshot)
         if not volume_utils.is_group_a_cg_snapshot_type(group_snapshot):
             raise NotImplementedError
         ctxt = context.get_admin_context()
@@ -392,6 +393,15 @@ class LocalStorDriver(driver.VolumeDriver):
         return {'status': status}, [
             {'id': snapshot_id, 'status': status, **place}
             for snapshot_id, place in places.items()]
+
+    def delete_group_snapshot(
+            self, ctxt: context.RequestContext,
+            group_snapshot: objects.GroupSnapshot,
+            snapshots: objects.SnapshotList
+    ) -> tuple[dict[str, str], list[dict[str, Any]]]:
+        """Let Cinder delete one snapshot after the other."""
+        self._unfinished.leave_group_snapshot(group_snapshot)
+        raise NotImplementedError
 
     def delete_consistencygroup(
             self, ctxt: context.RequestContext, group: Any,

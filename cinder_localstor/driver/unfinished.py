@@ -19,8 +19,12 @@ it was, the user is told.
 A snapshot of a group that was being taken stays ``creating``, and so do those
 of its volumes.  They become ``error``: what there is of them is of no moment.
 
-A snapshot that was being deleted stays ``deleting``.  It becomes ``error``,
-and the user is told: whatever was done, it can be deleted again.
+A snapshot that was being deleted stays ``deleting``, and so does one of a
+group.  It becomes ``error``, and the user is told: whatever was done, it can
+be deleted again.
+
+A group whose volumes were being changed stays ``updating``.  It becomes
+``available``: the volumes themselves say whether they belong to it.
 
 What stays ``managing`` is given back and becomes ``error_managing``.  What
 stays ``unmanaging`` is ``available`` if nothing of it was let go yet, and else
@@ -78,7 +82,8 @@ GIVEN_UP = 'extending'
 # Cinder's objects are registered after this module is imported.
 Managed: TypeAlias = 'objects.Volume | objects.Snapshot'
 Changed: TypeAlias = (
-    'objects.Volume | objects.Snapshot | objects.GroupSnapshot')
+    'objects.Volume | objects.Snapshot | objects.GroupSnapshot | '
+    'objects.Group')
 Extend = Callable[[context.RequestContext, 'objects.Volume', int], None]
 
 
@@ -106,17 +111,17 @@ class Unfinished:
         self._volumes = volumes
         self._extend = extend
         self._custodian = keeps
-        # Ids of volumes and snapshots that this process works on, once for
-        # each request: one may come twice
+        # Ids of what this process works on, once for each request: one may
+        # come twice
         self._under_way: list[str] = []
-        # Ids of all snapshots of groups that this process was asked for: it
-        # says itself what has become of them
-        self._asked_for: set[str] = set()
+        # Ids of all snapshots of groups that this process was asked to take or
+        # to delete, with their states: it says itself what has become of them
+        self._asked_for: set[tuple[str, str]] = set()
 
     @contextlib.contextmanager
     def under_way(self, what_id: str) -> Iterator[None]:
-        """Leave a volume or a snapshot to who works on it, however long that
-        takes: it may have to wait.
+        """Leave a volume, a snapshot or a group to who works on it, however
+        long that takes: it may have to wait.
         """
         self._under_way.append(what_id)
         try:
@@ -124,11 +129,11 @@ class Unfinished:
         finally:
             self._under_way.remove(what_id)
 
-    def leave_group_snapshot(self, taken_id: str) -> None:
-        """Leave a snapshot of a group to Cinder, for as long as this process
-        lives.
+    def leave_group_snapshot(self, taken: objects.GroupSnapshot) -> None:
+        """Leave to Cinder what it does with a snapshot of a group, for as long
+        as this process lives.
         """
-        self._asked_for.add(taken_id)
+        self._asked_for.add((taken.id, taken.status))
 
     def settle(self, ctxt: context.RequestContext) -> None:
         """Settle what there is; what can't be yet is left for the next look.
@@ -150,12 +155,19 @@ class Unfinished:
                 self._settle_managing(
                     ctxt, volume, self._custodian.settle_volume)
         for snapshot in self._stale_snapshots(ctxt, 'deleting'):
-            # Those of a volume that is deleted with them wait for each other.
-            if snapshot.volume.status != 'deleting':
+            # Those of a volume that is deleted with them wait for each other,
+            # and so do those of a group.
+            if (snapshot.volume.status != 'deleting'
+                    and (snapshot.group_snapshot_id, 'deleting')
+                    not in self._asked_for):
                 self._break_off_deletion(snapshot)
-        for taken in self._stale_group_snapshots(ctxt):
-            if taken.id not in self._asked_for:
-                self._break_off_group_snapshot(taken)
+        for status in (fields.GroupSnapshotStatus.CREATING,
+                       fields.GroupSnapshotStatus.DELETING):
+            for taken in self._stale_group_snapshots(ctxt, status):
+                if (taken.id, status) not in self._asked_for:
+                    self._break_off_group_snapshot(taken, status)
+        for group in self._stale_groups(ctxt):
+            self._break_off_update(group)
         for status in ('creating', custodian.UNMANAGING):
             for snapshot in self._stale_snapshots(ctxt, status):
                 self._settle_managing(
@@ -198,16 +210,26 @@ class Unfinished:
                       message_field.Detail.SNAPSHOT_DELETE_ERROR)
 
     @staticmethod
-    def _break_off_group_snapshot(taken: objects.GroupSnapshot) -> None:
+    def _break_off_group_snapshot(taken: objects.GroupSnapshot, status: str
+                                  ) -> None:
+        """:param status: that it has been in for long"""
         broken_off = ({'status': fields.SnapshotStatus.ERROR},
-                      {'status': fields.SnapshotStatus.CREATING})
+                      {'status': status})
         # Last of all the one by which it is found
         for what in taken.snapshots:
             what.conditional_update(*broken_off)
         if taken.conditional_update(*broken_off):
-            LOG.warning('Snapshot %s of a group was being taken when the '
-                        'service ended. It holds no moment, and can be '
-                        'deleted', taken.id)
+            LOG.warning('Snapshot %(id)s of a group was %(status)s when the '
+                        'service ended. It is of no use, and can be deleted',
+                        {'id': taken.id, 'status': status})
+
+    @staticmethod
+    def _break_off_update(group: objects.Group) -> None:
+        if group.conditional_update(
+                {'status': fields.GroupStatus.AVAILABLE},
+                {'status': fields.GroupStatus.UPDATING}):
+            LOG.warning('Volumes of group %s were being changed when the '
+                        'service ended. It has those that say so', group.id)
 
     def _settle_revert(self, ctxt: context.RequestContext,
                        volume: objects.Volume) -> None:
@@ -232,22 +254,25 @@ class Unfinished:
             ctxt, self._host, filters={'status': status})
             if self._is_broken_off(snapshot)]
 
-    def _is_broken_off(self, what: Managed) -> bool:
+    def _is_broken_off(self, what: Changed) -> bool:
         return (_changed_at(what) < _long_ago()
                 and what.id not in self._under_way)
 
-    def _stale_group_snapshots(self, ctxt: context.RequestContext
-                               ) -> list[objects.GroupSnapshot]:
+    def _stale_group_snapshots(self, ctxt: context.RequestContext,
+                               status: str) -> list[objects.GroupSnapshot]:
         return [taken for taken in objects.GroupSnapshotList.get_all(
-            ctxt, filters={'status': fields.GroupSnapshotStatus.CREATING})
-            if _changed_at(taken) < _long_ago() and self._has(taken)]
+            ctxt, filters={'status': status})
+            if _changed_at(taken) < _long_ago()
+            and self._is_here(_host_of(taken))]
 
-    def _has(self, taken: objects.GroupSnapshot) -> bool:
-        """Whether a snapshot of a group is on this backend."""
-        try:
-            host = taken.host
-        except cinder_exception.GroupNotFound:
-            return False
+    def _stale_groups(self, ctxt: context.RequestContext
+                      ) -> list[objects.Group]:
+        return [group for group in objects.GroupList.get_all(
+            ctxt, filters={'status': fields.GroupStatus.UPDATING})
+            if self._is_here(group.host) and self._is_broken_off(group)]
+
+    def _is_here(self, host: str | None) -> bool:
+        """:param host: ``host@backend#pool`` of what has one by now"""
         return bool(host) and volume_utils.extract_host(host) == self._host
 
     def _settle_extensions(self, ctxt: context.RequestContext,
@@ -378,6 +403,14 @@ class Unfinished:
         """Whether Cinder has released the reservation in the meantime."""
         return _changed_at(volume) + datetime.timedelta(
             seconds=quota.CONF.reservation_expire) < timeutils.utcnow()
+
+
+def _host_of(taken: objects.GroupSnapshot) -> str | None:
+    """The backend of a snapshot of a group, None if the group is gone."""
+    try:
+        return taken.host
+    except cinder_exception.GroupNotFound:
+        return None
 
 
 def _changed_at(what: Changed) -> datetime.datetime:

@@ -371,6 +371,10 @@ class Services(base.Cloud):
             source_group_id=source_group_id)
         return objects.Group.get_by_id(self.case.ctxt, made.id)
 
+    def change_group(self, group, add='', remove=''):
+        """Let a group have other volumes; their ids, separated by commas."""
+        groups.API().update(self._operator(), group, None, None, add, remove)
+
     @staticmethod
     def _operator():
         return context.RequestContext('operator', 'project', is_admin=True)

@@ -491,6 +491,40 @@ class UnfinishedTest(GroupTestCase):
         self.delete(taken)
         self.assert_nothing_left(*self.volumes)
 
+    def test_deletion_that_has_died_can_be_asked_for_again(self):
+        taken = self.take()
+        self.node.faults.forget()
+        self.node.faults.plan = simulated.Call(
+            'SimulatedVolumeGroup.remove', 1, simulated.Fault.CRASH)
+        self.assertRaises(simulated.Crash, self.cloud.delete_group_snapshot,
+                          taken)
+        self.cloud.boot(A)
+        self.assert_all('deleting', taken)
+        self.settle(B)
+        self.assert_all('deleting', taken)
+        self.settle()
+        self.assert_all('error', taken)
+        self.delete(taken)
+        self.assert_nothing_left(*self.volumes)
+
+    def test_group_whose_volumes_were_being_changed_is_as_its_volumes_say(
+            self):
+        crash = simulated.Crash(A, 'VolumeManager.update_group')
+        with mock.patch.object(self.cloud.managers[A].driver, 'update_group',
+                               side_effect=crash):
+            self.assertRaises(
+                simulated.Crash, self.cloud.change_group, self.group,
+                remove=self.volumes[0].id)
+        self.cloud.boot(A)
+        self.settle(B)
+        self.group.refresh()
+        self.assertEqual('updating', self.group.status)
+        self.settle()
+        self.group.refresh()
+        self.assertEqual('available', self.group.status)
+        self.assertEqual({volume.id for volume in self.volumes},
+                         {volume.id for volume in self.group.volumes})
+
     def test_one_that_may_be_under_way_goes_on(self):
         taken = self.die()
         self.settle(patience=unfinished.PATIENCE)
@@ -523,12 +557,40 @@ class UnderWayTest(GroupTestCase):
             taken = self.take()
         self.assertEqual((['creating'], 'available'), (seen, taken.status))
 
+    def test_so_is_its_deletion(self):
+        driver = self.cloud.managers[A].driver
+        asked, seen = driver.delete_snapshot, []
+        taken = self.take()
+
+        def ask(*arguments):
+            self.settle()
+            self.assert_all('deleting', taken)
+            seen.append(arguments)
+            return asked(*arguments)
+        with mock.patch.object(driver, 'delete_snapshot', ask):
+            self.delete(taken)
+        self.assertEqual(len(self.volumes), len(seen))
+        self.assertEqual([], db.message_get_all(self.ctxt))
+
+    def test_so_is_a_change_of_volumes(self):
+        seen = []
+
+        def look(*_arguments):
+            self.settle()
+            self.group.refresh()
+            seen.append(self.group.status)
+        with mock.patch.object(gate.Gate, 'check', look):
+            self.cloud.change_group(self.group, add=self.cloud.create().id)
+        self.group.refresh()
+        self.assertEqual((['updating'], 'available'),
+                         (seen, self.group.status))
+
     def test_one_that_was_made_is_not_broken_off_by_an_older_look(self):
         driver = self.cloud.managers[A].driver
         taken = self.take()
         row = objects.GroupSnapshot.get_by_id(self.ctxt, taken.id)
         row.status = 'creating'
-        driver._unfinished._break_off_group_snapshot(row)
+        driver._unfinished._break_off_group_snapshot(row, 'creating')
         taken.refresh()
         self.assertEqual('available', taken.status)
 
