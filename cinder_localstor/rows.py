@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Mapping
 import dataclasses
 import datetime
 import json
@@ -205,12 +206,45 @@ def types_of(ctxt: context.RequestContext, volume_ids: Collection[str],
     return found
 
 
-def _lives_on(host: str) -> Any:
+def _lives_on(host: str, column: Any = models.Volume.host) -> Any:
     """The condition that a row belongs to any pool of ``host@backend``."""
     # Escaped, because '_' is usual in host names and LIKE takes it for any
     # character.
-    return (models.Volume.host.startswith(host + '#', autoescape=True)
-            | (models.Volume.host == host))
+    return (column.startswith(host + '#', autoescape=True)
+            | (column == host))
+
+
+def in_states(ctxt: context.RequestContext, host: str,
+              states: Mapping[str, Collection[str]],
+              since: datetime.datetime) -> list[tuple[str, str]]:
+    """What on a backend is in some states and has not changed for long.
+
+    All is asked in one question, because every node asks it all the time.
+
+    :param states: by the names of Cinder's objects: Volume, Snapshot, Group,
+        GroupSnapshot
+    :param since: UTC without a zone
+    :returns: such a name and an id
+    """
+    volume, group = models.Volume, models.Group
+    hosts = {'Snapshot': (volume, models.Snapshot.volume_id),
+             'GroupSnapshot': (group, models.GroupSnapshot.group_id)}
+    selects = []
+    for name, wanted in states.items():
+        row = getattr(models, name)
+        select = sa.select(sa.literal(name), row.id).where(
+            row.deleted == sa.false(), row.status.in_(wanted),
+            sa.func.coalesce(row.updated_at, row.created_at) < since)
+        if name in hosts:
+            owner, reference = hosts[name]
+            select = select.join(owner, owner.id == reference).where(
+                owner.deleted == sa.false())
+        else:
+            owner = row
+        selects.append(select.where(_lives_on(host, owner.host)))
+    with db.main_context_manager.reader.using(ctxt.elevated()) as session:
+        return [(name, found) for name, found
+                in session.execute(sa.union_all(*selects))]
 
 
 def allocated(ctxt: context.RequestContext, host: str) -> int:

@@ -37,11 +37,13 @@ not have changed for as long.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import datetime
+from typing import Any
 from typing import TypeAlias
 
 from cinder import compute
@@ -53,7 +55,6 @@ from cinder.message import message_field
 from cinder import objects
 from cinder.objects import fields
 from cinder import quota
-from cinder.volume import volume_utils
 from oslo_log import log as logging
 from oslo_utils import timeutils
 from oslo_utils import units
@@ -75,6 +76,14 @@ INTERVAL = 30
 # volume's status. Databases may keep whole seconds only.
 _RESERVED_WITHIN = (datetime.timedelta(seconds=-2),
                     datetime.timedelta(seconds=10))
+
+# In which states something is in the middle of something, by Cinder's classes
+STATES = {
+    'Volume': ('extending', 'retyping', 'reverting', custodian.MANAGING,
+               custodian.UNMANAGING),
+    'Snapshot': ('restoring', 'deleting', 'creating', custodian.UNMANAGING),
+    'GroupSnapshot': ('creating', 'deleting'),
+    'Group': ('updating',)}
 
 # What previous_status says from then on, until Cinder's API writes its own
 GIVEN_UP = 'extending'
@@ -138,40 +147,56 @@ class Unfinished:
     def settle(self, ctxt: context.RequestContext) -> None:
         """Settle what there is; what can't be yet is left for the next look.
         """
-        self._settle_extensions(ctxt, self._stale(ctxt, 'extending'))
-        for volume in self._stale(ctxt, 'retyping'):
+        found = self._find(ctxt)
+        self._settle_extensions(ctxt, found['Volume', 'extending'])
+        for volume in found['Volume', 'retyping']:
             # While Cinder copies, it is the migration that has to end first.
             if volume.migration_status in rows.MIGRATION_OVER:
                 self._rest(volume)
-        for volume in self._stale(ctxt, 'reverting'):
+        for volume in found['Volume', 'reverting']:
             self._settle_revert(ctxt, volume)
         # Whoever has settled the volume may have died before this.
-        for snapshot in self._stale_snapshots(ctxt, 'restoring'):
+        for snapshot in found['Snapshot', 'restoring']:
             if snapshot.volume.status != 'reverting':
                 snapshot.conditional_update({'status': 'available'},
                                             {'status': 'restoring'})
         for status in (custodian.MANAGING, custodian.UNMANAGING):
-            for volume in self._stale(ctxt, status):
+            for volume in found['Volume', status]:
                 self._settle_managing(
                     ctxt, volume, self._custodian.settle_volume)
-        for snapshot in self._stale_snapshots(ctxt, 'deleting'):
+        for snapshot in found['Snapshot', 'deleting']:
             # Those of a volume that is deleted with them wait for each other,
             # and so do those of a group.
             if (snapshot.volume.status != 'deleting'
                     and (snapshot.group_snapshot_id, 'deleting')
                     not in self._asked_for):
                 self._break_off_deletion(snapshot)
-        for status in (fields.GroupSnapshotStatus.CREATING,
-                       fields.GroupSnapshotStatus.DELETING):
-            for taken in self._stale_group_snapshots(ctxt, status):
+        for status in STATES['GroupSnapshot']:
+            for taken in found['GroupSnapshot', status]:
                 if (taken.id, status) not in self._asked_for:
                     self._break_off_group_snapshot(taken, status)
-        for group in self._stale_groups(ctxt):
+        for group in found['Group', 'updating']:
             self._break_off_update(group)
         for status in ('creating', custodian.UNMANAGING):
-            for snapshot in self._stale_snapshots(ctxt, status):
+            for snapshot in found['Snapshot', status]:
                 self._settle_managing(
                     ctxt, snapshot, self._custodian.settle_snapshot)
+
+    def _find(self, ctxt: context.RequestContext
+              ) -> Mapping[tuple[str, str], list[Any]]:
+        """What is broken off, by the name of its class and its state."""
+        found: dict[tuple[str, str], list[Any]] = collections.defaultdict(list)
+        for name, identity in rows.in_states(ctxt, self._host, STATES,
+                                             _long_ago()):
+            if identity in self._under_way:
+                continue
+            try:
+                present = getattr(objects, name).get_by_id(ctxt, identity)
+            except cinder_exception.NotFound:
+                continue  # it was deleted meanwhile
+            if _changed_at(present) < _long_ago():
+                found[name, present.status].append(present)
+        return found
 
     @staticmethod
     def _settle_managing(ctxt: context.RequestContext, what: Managed,
@@ -241,39 +266,6 @@ class Unfinished:
             messages.tell(
                 volume, message_field.Action.CREATE_VOLUME_FROM_BACKEND,
                 message_field.Detail.DRIVER_FAILED_CREATE)
-
-    def _stale(self, ctxt: context.RequestContext, status: str
-               ) -> list[objects.Volume]:
-        return [volume for volume in objects.VolumeList.get_all_by_host(
-            ctxt, self._host, filters={'status': status})
-            if self._is_broken_off(volume)]
-
-    def _stale_snapshots(self, ctxt: context.RequestContext, status: str
-                         ) -> list[objects.Snapshot]:
-        return [snapshot for snapshot in objects.SnapshotList.get_by_host(
-            ctxt, self._host, filters={'status': status})
-            if self._is_broken_off(snapshot)]
-
-    def _is_broken_off(self, what: Changed) -> bool:
-        return (_changed_at(what) < _long_ago()
-                and what.id not in self._under_way)
-
-    def _stale_group_snapshots(self, ctxt: context.RequestContext,
-                               status: str) -> list[objects.GroupSnapshot]:
-        return [taken for taken in objects.GroupSnapshotList.get_all(
-            ctxt, filters={'status': status})
-            if _changed_at(taken) < _long_ago()
-            and self._is_here(_host_of(taken))]
-
-    def _stale_groups(self, ctxt: context.RequestContext
-                      ) -> list[objects.Group]:
-        return [group for group in objects.GroupList.get_all(
-            ctxt, filters={'status': fields.GroupStatus.UPDATING})
-            if self._is_here(group.host) and self._is_broken_off(group)]
-
-    def _is_here(self, host: str | None) -> bool:
-        """:param host: ``host@backend#pool`` of what has one by now"""
-        return bool(host) and volume_utils.extract_host(host) == self._host
 
     def _settle_extensions(self, ctxt: context.RequestContext,
                            extending: list[objects.Volume]) -> None:
@@ -403,14 +395,6 @@ class Unfinished:
         """Whether Cinder has released the reservation in the meantime."""
         return _changed_at(volume) + datetime.timedelta(
             seconds=quota.CONF.reservation_expire) < timeutils.utcnow()
-
-
-def _host_of(taken: objects.GroupSnapshot) -> str | None:
-    """The backend of a snapshot of a group, None if the group is gone."""
-    try:
-        return taken.host
-    except cinder_exception.GroupNotFound:
-        return None
 
 
 def _changed_at(what: Changed) -> datetime.datetime:

@@ -16,6 +16,7 @@ from oslo_utils import units
 
 from cinder_localstor.driver import unfinished
 from cinder_localstor import exception
+from cinder_localstor import rows
 from tests.unit import base
 
 DAY = 86400
@@ -95,6 +96,36 @@ class UnfinishedTestCase(base.TestCase):
     def messages(self):
         return [(row['project_id'], row['resource_uuid'], row['detail_id'])
                 for row in db.message_get_all(self.ctxt)]
+
+
+class FindTest(UnfinishedTestCase):
+
+    def test_one_question_tells_that_nothing_is_broken_off(self):
+        with base.Statements() as statements:
+            self.settle()
+        self.assertEqual(1, len(statements.texts))
+
+    def test_host_whose_name_is_like_ours_is_another_one(self):
+        self.set_row(self.volume, status='retyping',
+                     host=base.A.replace('a', 'b', 1) + '#local')
+        like = unfinished.Unfinished(
+            base.A.replace('a', '_', 1), self.node.volumes, self.extend,
+            self.cloud.running[base.A].custodian)
+        with self.later(2 * unfinished.PATIENCE):
+            like.settle(self.ctxt)
+        self.assertEqual(('retyping', 1), self.state())
+
+    def test_what_has_ended_since_the_look_is_left_alone(self):
+        self.set_row(self.volume, status='retyping')
+        look = rows.in_states
+
+        def end(*args):
+            found = look(*args)
+            self.set_row(self.volume, status='in-use')
+            return found
+        with mock.patch.object(rows, 'in_states', end):
+            self.settle()
+        self.assertEqual(('in-use', 1), self.state())
 
 
 class ExtensionTest(UnfinishedTestCase):
