@@ -80,11 +80,10 @@ demo-nova: nova
 # Without optimization across crates, which takes longer than the tests gain:
 # one build serves them all.
 test rust-test: export CARGO_PROFILE_RELEASE_LTO = off
-# What waits leaves its time to what works: downloads to the unit tests, and
-# chaos to Rust's compiler.
+# What waits leaves its time to what works: downloads and chaos, and the unit
+# tests, of which the last worker goes on alone.
 test: setup
-	$(MAKE) --jobs=2 unit-test nova
-	$(MAKE) --jobs=2 rust-test chaos-test
+	$(MAKE) --jobs=2 unit-test nova rust-test chaos-test
 	$(MAKE) nova-test volume-test
 
 unit-test: setup
