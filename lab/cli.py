@@ -842,11 +842,11 @@ class Bench(_LabCommand):
 class Tempest(_LabCommand):
     """Let Cinder's own suites judge the driver beside Cinder's own one.
 
-    For each backend a lab of two nodes is started before and taken down
-    after. What is passed with "lvm", Cinder's own driver, and not with
-    another backend is listed; then the exit status is 1, and as well when
-    something is left in the lab. All that was seen, with the services' logs,
-    is left below .lab/tempest-results.
+    For each backend a lab is started before and taken down after. What is
+    passed with "lvm", Cinder's own driver, and not with another backend is
+    listed; then the exit status is 1, and as well when something is left in
+    the lab. All that was seen, with the services' logs, is left below
+    .lab/tempest-results.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -876,7 +876,7 @@ class Tempest(_LabCommand):
         verdicts = []
         for backend in parsed_args.backend or ('lvm', 'local', 'thin'):
             with progress.shown(self.app.stdout) as told:
-                self.cloud.up(tempest.NODES, told, also=suites.also,
+                self.cloud.up(suites.nodes, told, also=suites.also,
                               disk_size=tempest.DISK_SIZE,
                               options=tempest.options(backend))
             try:

@@ -37,7 +37,6 @@ from lab import user as users
 
 # Whom the others are compared with: Cinder's own driver
 REFERENCE = 'lvm'
-NODES = 2
 DISK_SIZE = 24 * sizes.GIB
 _RESERVED = 80  # percent
 _BUILD_TIMEOUT = 600  # seconds
@@ -65,12 +64,14 @@ class Suites:
 
     :ivar tests: regular expression of the tests' names
     :ivar also: the lab's parts that they need
+    :ivar nodes: how many it needs
     :ivar workers: how many tests run at the same time
     :ivar without: the same of tests that are left out, '' for none
     """
 
     tests: str
     also: tuple[str, ...]
+    nodes: int
     workers: int
     without: str = ''
 
@@ -80,16 +81,18 @@ class Suites:
         return 'nova' in self.also
 
 
-# The nodes are slow, and wipe what was deleted.
+# The nodes are slow, and wipe what was deleted. The third is for a volume that
+# goes on.
 OF_VOLUMES = Suites(
     r'^(tempest\.api\.volume|cinder_tempest_plugin\.(api|scenario)|'
-    r'cinder_localstor_tempest_plugin)\.', ('backup', 'lvm'), workers=4)
+    r'cinder_localstor_tempest_plugin)\.', ('backup', 'lvm'), nodes=3,
+    workers=4)
 # What they do needs no network; guests are slower than anything.
 OF_INSTANCES = Suites(
     r'^tempest\.(api\.compute\.(volumes|servers\.test_server_rescue|'
     r'servers\.test_delete_server|admin\.test_live_migration|'
     r'admin\.test_migrations|admin\.test_volume)|'
-    r'scenario\.test_volume)', ('nova', 'lvm'), workers=2,
+    r'scenario\.test_volume)', ('nova', 'lvm'), nodes=2, workers=2,
     # Two guests of the lab's write to one volume there, and take what the
     # other has written for a loss.
     without=r'\.test_resize_server_with_multiattached_volume')
@@ -162,7 +165,7 @@ def settings(cloud: clouds.Cloud, backend: str, directory: pathlib.Path,
                               'neutron': True, 'swift': False},
         'compute': {'image_ref': image, 'image_ref_alt': image,
                     'min_microversion': '2.1', 'max_microversion': 'latest',
-                    'min_compute_nodes': NODES,
+                    'min_compute_nodes': suites.nodes,
                     'build_timeout': _BUILD_TIMEOUT,
                     **dict(zip(('flavor_ref', 'flavor_ref_alt'), _FLAVORS))},
         # Nobody reaches an instance by ssh.
