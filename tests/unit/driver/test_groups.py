@@ -427,8 +427,7 @@ class FaultTest(GroupTestCase):
             else:
                 self.cloud.boot(host)
         self.assertEqual(set(), self.suspended())
-        with mock.patch.object(unfinished, 'PATIENCE', -2):
-            self.cloud.managers[A].driver._settle_unfinished()
+        self.settle_unfinished()
 
     def judge(self, taken):
         """It is of one moment, or it says that it is not."""
@@ -480,13 +479,9 @@ class UnfinishedTest(GroupTestCase):
         self.assert_all('creating', taken)
         return taken
 
-    def settle(self, host=A, patience=-2):
-        with mock.patch.object(unfinished, 'PATIENCE', patience):
-            self.cloud.managers[host].driver._settle_unfinished()
-
     def test_they_are_an_error_and_can_be_deleted(self):
         taken = self.die()
-        self.settle()
+        self.settle_unfinished()
         self.assert_all('error', taken)
         self.delete(taken)
         self.assert_nothing_left(*self.volumes)
@@ -500,9 +495,9 @@ class UnfinishedTest(GroupTestCase):
                           taken)
         self.cloud.boot(A)
         self.assert_all('deleting', taken)
-        self.settle(B)
+        self.settle_unfinished(B)
         self.assert_all('deleting', taken)
-        self.settle()
+        self.settle_unfinished()
         self.assert_all('error', taken)
         self.delete(taken)
         self.assert_nothing_left(*self.volumes)
@@ -516,10 +511,10 @@ class UnfinishedTest(GroupTestCase):
                 simulated.Crash, self.cloud.change_group, self.group,
                 remove=self.volumes[0].id)
         self.cloud.boot(A)
-        self.settle(B)
+        self.settle_unfinished(B)
         self.group.refresh()
         self.assertEqual('updating', self.group.status)
-        self.settle()
+        self.settle_unfinished()
         self.group.refresh()
         self.assertEqual('available', self.group.status)
         self.assertEqual({volume.id for volume in self.volumes},
@@ -527,21 +522,17 @@ class UnfinishedTest(GroupTestCase):
 
     def test_one_that_may_be_under_way_goes_on(self):
         taken = self.die()
-        self.settle(patience=unfinished.PATIENCE)
+        self.settle_unfinished(patience=unfinished.PATIENCE)
         self.assert_all('creating', taken)
 
     def test_one_of_another_backend_is_left_to_it(self):
         taken = self.die()
-        self.settle(B)
+        self.settle_unfinished(B)
         self.assert_all('creating', taken)
 
 
 class UnderWayTest(GroupTestCase):
     """A snapshot that Cinder still works at, however long that takes."""
-
-    def settle(self):
-        with mock.patch.object(unfinished, 'PATIENCE', -2):
-            self.cloud.managers[A].driver._settle_unfinished()
 
     def test_it_is_left_alone(self):
         driver = self.cloud.managers[A].driver
@@ -551,7 +542,7 @@ class UnderWayTest(GroupTestCase):
             try:
                 return asked(*arguments)
             finally:
-                self.settle()
+                self.settle_unfinished()
                 seen.extend(taken.status for taken in self.all_taken())
         with mock.patch.object(driver, 'create_group_snapshot', ask):
             taken = self.take()
@@ -563,7 +554,7 @@ class UnderWayTest(GroupTestCase):
         taken = self.take()
 
         def ask(*arguments):
-            self.settle()
+            self.settle_unfinished()
             self.assert_all('deleting', taken)
             seen.append(arguments)
             return asked(*arguments)
@@ -576,7 +567,7 @@ class UnderWayTest(GroupTestCase):
         seen = []
 
         def look(*_arguments):
-            self.settle()
+            self.settle_unfinished()
             self.group.refresh()
             seen.append(self.group.status)
         with mock.patch.object(gate.Gate, 'check', look):

@@ -67,17 +67,21 @@ class ManagerTestCase(base.TestCase):
             self.cloud.nodes[host].volumes.pool_size = 64 * units.Gi
         self.volume = self.cloud.create()
 
+    def settle_unfinished(self, host=A, patience=-2):
+        """Let the periodic task settle what has not changed for so many
+        seconds.
+        """
+        with mock.patch.object(unfinished, 'PATIENCE', patience):
+            self.cloud.managers[host].driver._settle_unfinished()
+
     @contextlib.contextmanager
     def slow(self, adapter, call):
-        """Let the periodic task settle what it finds broken off when a call
-        of a node's has taken longer than that.
-        """
+        """Let a call of a node's take longer than what is not broken off."""
         of = getattr(self.cloud.nodes[A], adapter)
         does = getattr(of, call)
 
         def look(*args, **kwargs):
-            with mock.patch.object(unfinished, 'PATIENCE', -2):
-                self.cloud.managers[A].driver._settle_unfinished()
+            self.settle_unfinished()
             return does(*args, **kwargs)
 
         with mock.patch.object(of, call, side_effect=look) as called:
