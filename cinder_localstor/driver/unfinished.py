@@ -148,48 +148,52 @@ class Unfinished:
         """Settle what there is; what can't be yet is left for the next look.
         """
         found = self._find(ctxt)
-        self._settle_extensions(ctxt, found['Volume', 'extending'])
-        for volume in found['Volume', 'retyping']:
+
+        def broken_off(name: str, *states: str) -> Iterator[Any]:
+            # This process may have begun to work at one since the look.
+            return (what for state in states for what in found[name, state]
+                    if what.id not in self._under_way)
+
+        self._settle_extensions(ctxt, list(broken_off('Volume', 'extending')))
+        for volume in broken_off('Volume', 'retyping'):
             # While Cinder copies, it is the migration that has to end first.
             if volume.migration_status in rows.MIGRATION_OVER:
                 self._rest(volume)
-        for volume in found['Volume', 'reverting']:
+        for volume in broken_off('Volume', 'reverting'):
             self._settle_revert(ctxt, volume)
         # Whoever has settled the volume may have died before this.
-        for snapshot in found['Snapshot', 'restoring']:
+        for snapshot in broken_off('Snapshot', 'restoring'):
             if snapshot.volume.status != 'reverting':
                 snapshot.conditional_update({'status': 'available'},
                                             {'status': 'restoring'})
-        for status in (custodian.MANAGING, custodian.UNMANAGING):
-            for volume in found['Volume', status]:
-                self._settle_managing(
-                    ctxt, volume, self._custodian.settle_volume)
-        for snapshot in found['Snapshot', 'deleting']:
+        for volume in broken_off('Volume', custodian.MANAGING,
+                                 custodian.UNMANAGING):
+            self._settle_managing(ctxt, volume, self._custodian.settle_volume)
+        for snapshot in broken_off('Snapshot', 'deleting'):
             # Those of a volume that is deleted with them wait for each other,
             # and so do those of a group.
             if (snapshot.volume.status != 'deleting'
                     and (snapshot.group_snapshot_id, 'deleting')
                     not in self._asked_for):
                 self._break_off_deletion(snapshot)
-        for status in STATES['GroupSnapshot']:
-            for taken in found['GroupSnapshot', status]:
-                if (taken.id, status) not in self._asked_for:
-                    self._break_off_group_snapshot(taken, status)
-        for group in found['Group', 'updating']:
+        for taken in broken_off('GroupSnapshot', *STATES['GroupSnapshot']):
+            if (taken.id, taken.status) not in self._asked_for:
+                self._break_off_group_snapshot(taken)
+        for group in broken_off('Group', 'updating'):
             self._break_off_update(group)
-        for status in ('creating', custodian.UNMANAGING):
-            for snapshot in found['Snapshot', status]:
-                self._settle_managing(
-                    ctxt, snapshot, self._custodian.settle_snapshot)
+        for snapshot in broken_off('Snapshot', 'creating',
+                                   custodian.UNMANAGING):
+            self._settle_managing(
+                ctxt, snapshot, self._custodian.settle_snapshot)
 
     def _find(self, ctxt: context.RequestContext
               ) -> Mapping[tuple[str, str], list[Any]]:
-        """What is broken off, by the name of its class and its state."""
+        """What has not changed for long, by the name of its class and its
+        state.
+        """
         found: dict[tuple[str, str], list[Any]] = collections.defaultdict(list)
         for name, identity in rows.in_states(ctxt, self._host, STATES,
                                              _long_ago()):
-            if identity in self._under_way:
-                continue
             try:
                 present = getattr(objects, name).get_by_id(ctxt, identity)
             except cinder_exception.NotFound:
@@ -235,18 +239,17 @@ class Unfinished:
                       message_field.Detail.SNAPSHOT_DELETE_ERROR)
 
     @staticmethod
-    def _break_off_group_snapshot(taken: objects.GroupSnapshot, status: str
-                                  ) -> None:
-        """:param status: that it has been in for long"""
+    def _break_off_group_snapshot(taken: objects.GroupSnapshot) -> None:
+        before = taken.status
         broken_off = ({'status': fields.SnapshotStatus.ERROR},
-                      {'status': status})
+                      {'status': before})
         # Last of all the one by which it is found
         for what in taken.snapshots:
             what.conditional_update(*broken_off)
         if taken.conditional_update(*broken_off):
             LOG.warning('Snapshot %(id)s of a group was %(status)s when the '
                         'service ended. It is of no use, and can be deleted',
-                        {'id': taken.id, 'status': status})
+                        {'id': taken.id, 'status': before})
 
     @staticmethod
     def _break_off_update(group: objects.Group) -> None:

@@ -581,7 +581,7 @@ class UnderWayTest(GroupTestCase):
         taken = self.take()
         row = objects.GroupSnapshot.get_by_id(self.ctxt, taken.id)
         row.status = 'creating'
-        driver._unfinished._break_off_group_snapshot(row, 'creating')
+        driver._unfinished._break_off_group_snapshot(row)
         taken.refresh()
         self.assertEqual('available', taken.status)
 

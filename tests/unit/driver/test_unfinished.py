@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import contextlib
 import datetime
 from unittest import mock
 
@@ -126,6 +127,18 @@ class FindTest(UnfinishedTestCase):
         with mock.patch.object(rows, 'in_states', end):
             self.settle()
         self.assertEqual(('in-use', 1), self.state())
+
+    def test_what_was_begun_since_the_look_is_left_to_who_works_at_it(self):
+        self.set_row(self.volume, status='retyping')
+        with contextlib.ExitStack() as at_work:
+            with mock.patch.object(
+                    self.unfinished, '_settle_extensions', lambda *_args: (
+                        at_work.enter_context(
+                            self.unfinished.under_way(self.volume.id)))):
+                self.settle()
+            self.assertEqual(('retyping', 1), self.state())
+        self.settle()
+        self.assertEqual(('available', 1), self.state())
 
 
 class ExtensionTest(UnfinishedTestCase):
