@@ -80,11 +80,12 @@ demo-nova: nova
 # Without optimization across crates, which takes longer than the tests gain:
 # one build serves them all.
 test rust-test: export CARGO_PROFILE_RELEASE_LTO = off
-# What waits leaves its time to what works: downloads and chaos, and the unit
-# tests, of which the last worker goes on alone.
+# What waits leaves its time to what works: downloads to the unit tests, chaos to
+# Rust's compiler, and labs to each other.
 test: setup
-	$(MAKE) --jobs=2 unit-test nova rust-test chaos-test
-	$(MAKE) nova-test volume-test
+	$(MAKE) --jobs=2 unit-test nova
+	$(MAKE) --jobs=2 rust-test chaos-test
+	$(MAKE) --jobs=2 nova-test volume-test
 
 unit-test: setup
 	@test -n "$$LOCALSTOR_DEVSTACK" || echo "SKIPPED: the tests of the" \
@@ -134,6 +135,7 @@ soak-exchanged: setup lab-programs lab-kernel
 	    LOCALSTOR_MANY=50 LOCALSTOR_MEMORY=3G \
 	    $(RUN_LAB_TESTS) --exclude-regex 'test_nova'; $(LAB_DOWN)
 
+soak-nova: TEST_LABS := nova
 soak-nova: nova
 	$(RUN_LAB_TESTS) 'test_nova'; $(LAB_DOWN)
 
@@ -201,26 +203,29 @@ rust: setup
 FOUND_RUST = found=$$($(CARGO) --version 2>/dev/null | cut -d' ' -f2)
 RUST_IS_NEW = printf '%s\n' $(RUST_VERSION) "$${found:-0}" | sort -V -C
 
-# The lab's own tests share one lab; it is taken down whatever comes of them.
-# What went wrong stands at the end, where one looks first.
+# What went wrong stands at the end, where one looks first.  Labs are taken down
+# whatever comes of it: of a target beside which others run, its own.
 RUN_LAB_TESTS := TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color
 TEST_LABS := test test-chaos nova furnished blocks unprivileged contained names \
     releases multipathd mirrored
-LAB_DOWN := status=$$?; for name in $(TEST_LABS); do \
+LAB_DOWN = status=$$?; for name in $(TEST_LABS); do \
     $(LAB) --name $$name down || status=$$?; done; \
     [ $$status = 0 ] || $(VENV)/bin/stestr failing | tail -n 20; \
     exit $$status
 
 lab-test: chaos-test nova-test volume-test
 
+volume-test: TEST_LABS := test
 volume-test: setup lab-programs
 	$(RUN_LAB_TESTS) '$(SHORT)'; $(LAB_DOWN)
 
 # In a lab of its own, and it waits more than it works
+chaos-test: TEST_LABS := test-chaos
 chaos-test: setup lab-programs
 	$(RUN_LAB_TESTS) test_chaos; $(LAB_DOWN)
 
-# One instance of Nova's and its volumes, alone: its guest is slow enough.
+# One instance of Nova's and its volumes: its guest is slow, and keeps one processor
+nova-test: TEST_LABS := nova
 nova-test: nova
 	$(RUN_LAB_TESTS) '[.]InstanceTest'; $(LAB_DOWN)
 
