@@ -80,12 +80,11 @@ demo-nova: nova
 # Without optimization across crates, which takes longer than the tests gain:
 # one build serves them all.
 test rust-test: export CARGO_PROFILE_RELEASE_LTO = off
-# What waits leaves its time to what works: downloads to the unit tests, chaos to
-# Rust's compiler, and labs to each other.
+# What waits leaves its time to what works: downloads to the unit tests, and labs,
+# which have theirs before others, to Rust's compiler.
 test: setup
 	$(MAKE) --jobs=2 unit-test nova
-	$(MAKE) --jobs=2 rust-test chaos-test
-	$(MAKE) --jobs=2 nova-test volume-test
+	$(MAKE) --jobs=2 rust-test volume-test chaos-test nova-test
 
 unit-test: setup
 	@test -n "$$LOCALSTOR_DEVSTACK" || echo "SKIPPED: the tests of the" \
@@ -161,7 +160,8 @@ $(TEMPEST_READY): $(READY) lab/tempest-requirements.txt \
 	    -e ./tempest-plugin
 	touch $@
 
-rust-test: setup rust
+# What the lab runs first: cargo does one thing at a time.
+rust-test: lab-programs
 	for workspace in $(WORKSPACES); do \
 	    (cd $$workspace && $(call LINT,fmt,--all --check) && \
 	     $(call LINT,clippy,--locked --release --workspace --all-targets -- -D warnings) \

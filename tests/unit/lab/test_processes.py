@@ -42,6 +42,13 @@ class ProcessTableTest(base.BaseTestCase):
         self.assertEqual(started, found)
         self.assertTrue(found.alive)
 
+    def test_it_has_its_time_before_others(self):
+        group = pathlib.Path(f'/proc/{self.start().pid}/autogroup')
+        if not group.exists():
+            self.skipTest('this kernel does not group processes by sessions')
+
+        self.assertTrue(group.read_text().endswith(' nice -10\n'))
+
     def test_a_reused_pid_is_not_ours(self):
         ours = self.start()
         stranger = dataclasses.replace(ours, start_time=ours.start_time - 1)
