@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent import futures
 import dataclasses
+import ipaddress
 import math
 import socket
 import time
@@ -51,6 +52,16 @@ def own_identity(known: tuple[str, ...] = ()) -> list[str]:
 def _backend(host: str) -> str:
     """What all peers have in common: ``@backend``, or nothing."""
     return ''.join(host.partition('@')[1:])
+
+
+def _as_told(name: str) -> str:
+    """A name as it is, an address as :func:`own_identity` has it: of IPv6
+    there are many ways to write one.
+    """
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return name
 
 
 def down(ctxt: context.RequestContext) -> set[str]:
@@ -130,7 +141,7 @@ class Directory:
             silent = silent or (found and peer)
         # Whoever is down may be what is left of a service that has got another
         # name since.
-        return self._find_by_identity(set(wanted), {
+        return self._find_by_identity(set(map(_as_told, wanted)), {
             peer for peer, found in self.services(ctxt).items()
             if self._answers(found)}) or silent
 

@@ -46,6 +46,7 @@ class FindTest(DirectoryTestCase):
     @ddt.data(({'host': 'a'}, base.A), ({'host': 'b'}, base.B),
               ({'host': 'b.example.org'}, base.B),
               ({'ip': '192.0.2.2'}, base.B), ({'ip': '2001:db8::2'}, base.B),
+              ({'ip': '2001:DB8:0::2'}, base.B),
               ({'host': 'nonsense', 'ip': '192.0.2.2'}, base.B),
               ({'host': 'nobody', 'ip': '192.0.2.99'}, None),
               ({'host': 'c'}, None), ({'host': 'd'}, None),
