@@ -120,7 +120,7 @@ soak-kernel: setup lab-programs lab-kernel
 # Where sources are read over NVMe/TCP
 soak-nvme: setup lab-programs lab-kernel
 	LOCALSTOR_KERNEL=own LOCALSTOR_TRANSPORT=nvme-tcp $(RUN_LAB_TESTS) \
-	    'test_(nvme|moves|chains|security|hazards|power|block|unpriv|contained)' \
+	    'test_(nvme|moves|chains|security|hazards|power|block|unpriv|contained|ipv6)' \
 	    ; $(LAB_DOWN)
 
 # The tests in the lab that "make test" leaves out
@@ -207,7 +207,7 @@ RUST_IS_NEW = printf '%s\n' $(RUST_VERSION) "$${found:-0}" | sort -V -C
 # whatever comes of it: of a target beside which others run, its own.
 RUN_LAB_TESTS := TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color
 TEST_LABS := test test-chaos nova furnished blocks unprivileged contained names \
-    releases multipathd mirrored
+    releases multipathd mirrored ipv6
 LAB_DOWN = status=$$?; for name in $(TEST_LABS); do \
     $(LAB) --name $$name down || status=$$?; done; \
     [ $$status = 0 ] || $(VENV)/bin/stestr failing | tail -n 20; \

@@ -57,10 +57,13 @@ start_devices() {
 }
 
 start_network() {
+    # Built in, in the lab's own kernel.
+    [ -e /proc/net/if_inet6 ] || modprobe ipv6
     ip -batch - <<END
 link set lo up
 link set vec0 up
 address add $LAB_ADDRESS dev vec0
+address add $LAB_IPV6_ADDRESS dev vec0 nodad
 END
 }
 

@@ -162,6 +162,10 @@ class Up(_LabCommand):
                             help='a further backend in each node, '
                                  '"mirrored": thick volumes that have a '
                                  'mirror on a second disk')
+        parser.add_argument('--ipv6', action='store_true',
+                            help='two further backends in each node, "ipv6" '
+                                 'and "thin-ipv6", as "local" and "thin", '
+                                 'whose volumes are read over IPv6')
         parser.add_argument('--unprivileged', action='store_true',
                             help='let cinder-volume run as the user cinder, '
                                  'with sudo and rootwrap')
@@ -172,8 +176,8 @@ class Up(_LabCommand):
                                  'that have several paths')
         parser.add_argument('--memory', metavar='SIZE', type=_memory,
                             help='memory of a node (default: 1G, with '
-                                 '--nova, --backup, --image-store, --lvm or '
-                                 '--mirrored 2G)')
+                                 '--nova, --backup, --image-store, --lvm, '
+                                 '--mirrored or --ipv6 2G)')
         parser.add_argument('--disk-size', type=_size, metavar='SIZE',
                             default=8 * sizes.GIB,
                             help='size of the disk of each backend of a '

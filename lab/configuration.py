@@ -243,6 +243,20 @@ def mirrored(place: services.Place) -> dict[str, Any]:
     return local(place) | {'lvm_mirrors': 1}
 
 
+def _over_ipv6(place: services.Place) -> dict[str, Any]:
+    return {'target_ip_address': place.layout.ipv6_address(place.name)}
+
+
+def ipv6(place: services.Place) -> dict[str, Any]:
+    """As :func:`local`, and who reads a volume does it over IPv6."""
+    return local(place) | _over_ipv6(place)
+
+
+def thin_ipv6(place: services.Place) -> dict[str, Any]:
+    """As :func:`thin`, and who reads a volume does it over IPv6."""
+    return thin(place) | _over_ipv6(place)
+
+
 def in_tree(place: services.Place) -> dict[str, Any]:
     """Cinder's own driver of LVM, with thick volumes and tgt."""
     return _exported_by_tgt(place) | {

@@ -15,6 +15,8 @@ from lab import errors
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 NETWORK = ipaddress.ip_network('10.77.0.0/24')
+# Of nodes alone: a unique local one (RFC 4193)
+IPV6_NETWORK = ipaddress.ip_network('fd77::/64')
 MAX_NODES = 64
 
 # Host part of the address of each place in the control plane. "console" is
@@ -66,6 +68,10 @@ class Layout:
             return str(NETWORK[PLACES[place]])
         number = self.node_number(place)
         return str(NETWORK[FIRST_NODE + number - 1])
+
+    def ipv6_address(self, node: str) -> str:
+        """Further address of a node."""
+        return str(IPV6_NETWORK[FIRST_NODE + self.node_number(node) - 1])
 
     @staticmethod
     def node_name(number: int) -> str:

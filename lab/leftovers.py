@@ -13,7 +13,7 @@ _QUESTIONS = {
     'logical volumes': "lvs --noheadings -o lv_full_name,lv_tags",
     # LVM activates a pool's own nodes when it is first used.
     'device-mapper nodes':
-        "dmsetup ls | grep -v -e thin--pool -e '^No devices'",
+        "dmsetup ls | grep -v -e --pool -e '^No devices'",
     'suspended nodes': "dmsetup info -c --noheadings -o name,suspended"
                        " | grep ':Suspended'",
     'iSCSI sessions': 'cat /sys/class/iscsi_session/*/targetname',

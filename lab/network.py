@@ -49,6 +49,10 @@ def render_cuts(cuts: list[Cut], place: layout.Layout) -> str:
             for source, destination in itertools.permutations(addresses):
                 forward.append(
                     f'ip saddr {source} ip daddr {destination} drop')
+            for source, destination in itertools.permutations(
+                    map(place.ipv6_address, pair)):
+                forward.append(
+                    f'ip6 saddr {source} ip6 daddr {destination} drop')
         elif len(in_control) == 1:
             for source, destination in itertools.permutations(addresses):
                 local.append(

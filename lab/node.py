@@ -386,6 +386,8 @@ class Node:
             'LAB_DIRECTORY': self._layout.directory,
             'LAB_READABLE': ' '.join(map(str, readable)),
             'LAB_ADDRESS': f'{self.address}/{layout.NETWORK.prefixlen}',
+            'LAB_IPV6_ADDRESS': f'{self._layout.ipv6_address(self.name)}/'
+                                f'{layout.IPV6_NETWORK.prefixlen}',
             'LAB_PORT': agent.PORT,
             'LAB_PYTHON': os.path.realpath(sys.executable),
             'LAB_SOURCE': _SOURCE,

@@ -231,7 +231,8 @@ SERVICES = (
         name='tgtd',
         command=lambda place: [
             '/usr/sbin/tgtd', '-f', '--iscsi',
-            f'portal={place.address}:3260'],
+            f'portal={place.address}:3260,'
+            f'portal=[{place.layout.ipv6_address(place.name)}]:3260'],
         files=_tgtd_files,
         ready=lambda place: services.Probe(listens=(place.address, 3260)),
         # Loads what Cinder has exported before; starting Perl for nothing

@@ -86,8 +86,15 @@ MIRRORED = services.Part(
     backends=(services.Backend('mirrored', configuration.mirrored, disks=2),),
     memory=2 * sizes.GIB)
 
+IPV6 = services.Part(
+    backends=(services.Backend('ipv6', configuration.ipv6),
+              services.Backend('thin-ipv6', configuration.thin_ipv6,
+                               thin=True)),
+    memory=2 * sizes.GIB)
+
 OPTIONAL = {'nova': INSTANCES, 'backup': BACKUPS, 'keys': KEYS,
             'image_store': IMAGE_STORE, 'lvm': IN_TREE, 'mirrored': MIRRORED,
+            'ipv6': IPV6,
             'unprivileged': unprivileged.PART, 'contained': contained.PART,
             'multipathd': multipath.PART}
 

@@ -55,6 +55,7 @@ OPTIONS = {backend: {'localstor_data_path': path} | QUICK
 # GiB of a volume that is looked at in mid-move: dm-clone can't be held.
 SIZE = {backend: {'clone': 2, 'hydrator': 1}[path]
         for backend, path in zip(configuration.BACKENDS, DATA_PATHS)}
+SIZE |= {'ipv6': SIZE['local'], 'thin-ipv6': SIZE['thin']}
 # dm-clone compares nothing.
 VERIFY = {'clone': 'off',
           'hydrator': os.environ.get('LOCALSTOR_VERIFY', 'sample')}

@@ -117,8 +117,10 @@ class HelperTest(InterruptedMoveTestCase):
 
 class RemoteConnectionTest(base.LabTestCase):
 
+    volume_type = 'local'
+
     def test_reader_without_an_instance_does_not_move_the_volume(self):
-        volume = self.create()
+        volume = self.create(volume_type=self.volume_type)
         home = self.home(volume)
         local = self.attach(volume, home)
         self.write(local)

@@ -2,11 +2,15 @@
 
 import re
 
+from oslo_utils import netutils
+
 from tests.lab import base
 
 
-class SecurityTest(base.LabTestCase):
-    """What a move opens is open to the destination only, and not for long."""
+UUID = 'deadbeef-0000-4000-8000-000000000001'
+
+
+class SecurityTestCase(base.LabTestCase):
 
     volume_type = 'local'
 
@@ -17,15 +21,19 @@ class SecurityTest(base.LabTestCase):
         self.source = self.home(self.volume)
         self.destination = self.other(self.source)
 
+    def begin(self):
+        self.moved = self.attach(self.volume, self.destination)
+        self.hold_in_mid_move(self.moved)
+
+
+class SecurityTest(SecurityTestCase):
+    """What a move opens is open to the destination only, and not for long."""
+
     def begin_over_iscsi(self):
         if base.TRANSPORT != 'iscsi':
             self.skipTest('test_nvme has the same over NVMe/TCP')
         self.begin()
         self.iqn = self.sessions(self.destination)[0]
-
-    def begin(self):
-        self.moved = self.attach(self.volume, self.destination)
-        self.hold_in_mid_move(self.moved)
 
     def record(self):
         """What open-iscsi on the destination knows of the source."""
@@ -36,8 +44,9 @@ class SecurityTest(base.LabTestCase):
     def log_in(self, node, username, password):
         """Try to log in to the source as somebody else; whether it works."""
         record = self.record()
+        address = netutils.escape_ipv6(record['node.conn[0].address'])
         target = ['iscsiadm', '-m', 'node', '-T', self.iqn, '-p', '%s:%s' % (
-            record['node.conn[0].address'], record['node.conn[0].port'])]
+            address, record['node.conn[0].port'])]
         node.run([*target, '-o', 'new'])
         try:
             for name, value in (('authmethod', 'CHAP'),
@@ -86,6 +95,16 @@ class SecurityTest(base.LabTestCase):
                 self.assertNotIn(password,
                                  path.read_text(errors='replace'), path)
 
+
+class ThinLioSecurityTest(SecurityTest):
+    """The same on thin LVs and LIO."""
+
+    volume_type = 'thin'
+
+
+class FileSystemTest(SecurityTestCase):
+    """No node sees what a guest has made of its volume."""
+
     def test_guest_file_system_is_not_seen_by_the_nodes(self):
         first = self.attach(self.volume, self.source)
         self.source.run(['mkfs.ext4', '-q', '-U', UUID, first.device])
@@ -127,11 +146,7 @@ class SecurityTest(base.LabTestCase):
         return node.run(['ls', '/dev/disk/by-uuid'], check=False).stdout
 
 
-UUID = 'deadbeef-0000-4000-8000-000000000001'
-
-
-class ThinLioSecurityTest(SecurityTest):
-    """The same on thin LVs and LIO."""
+class ThinFileSystemTest(FileSystemTest):
 
     volume_type = 'thin'
 

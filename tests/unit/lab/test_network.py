@@ -23,7 +23,9 @@ class RenderCutsTest(base.BaseTestCase):
     def test_two_nodes_are_cut_in_both_directions(self):
         self.assertEqual(
             ['ip saddr 10.77.0.11 ip daddr 10.77.0.12 drop',
-             'ip saddr 10.77.0.12 ip daddr 10.77.0.11 drop'],
+             'ip saddr 10.77.0.12 ip daddr 10.77.0.11 drop',
+             'ip6 saddr fd77::b ip6 daddr fd77::c drop',
+             'ip6 saddr fd77::c ip6 daddr fd77::b drop'],
             self.rules(('node1', 'node2')))
 
     def test_a_node_is_cut_from_one_service_only(self):
