@@ -6,6 +6,7 @@ import functools
 from keystoneauth1 import exceptions
 
 from lab import cloud as clouds
+from lab import configuration
 from lab import mirrors
 from tests.lab import base
 
@@ -99,6 +100,9 @@ class MirrorsTest(base.GuestTestCase):
         self.wait_for('only the group keeps the old copy', lambda: (
             'LVM makes, extends and renames nothing' in self.status(
                 self.source)))
+        pool = configuration.pool(self.source.name, self.volume_type)
+        self.wait_for('the scheduler knows',
+                      lambda: not self.user.rooms()[pool])
         volume = self.create(volume_type=self.volume_type)
         self.assertEqual(self.other(self.source).name, self.user.host(volume))
         self.assertRaises(exceptions.HttpError, self.user.attach, volume,
