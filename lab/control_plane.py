@@ -169,7 +169,7 @@ SERVICES = (
         ready=listens('rabbitmq', configuration.RABBITMQ_PORT)),
     services.Service(
         name='keystone',
-        command=lambda place: wsgi(place, 'keystone.wsgi.api',
+        command=lambda place: wsgi(place, 'lab.identity',
                                    configuration.KEYSTONE_PORT),
         environment=_keystone_environment,
         files=lambda place: {'keystone.conf': services.render_ini(
