@@ -90,8 +90,8 @@ unit-test: setup
 	@test -n "$$LOCALSTOR_DEVSTACK" || echo "SKIPPED: the tests of the" \
 	    "DevStack plugin. LOCALSTOR_DEVSTACK does not say where DevStack" \
 	    "is." >&2
-	$(VENV)/bin/tox run-parallel --parallel-no-spinner --skip-env 'py3|nova'
-	$(VENV)/bin/tox run -e py3,nova
+	$(VENV)/bin/tox run-parallel --parallel-no-spinner --skip-env 'py3|nova|database'
+	$(VENV)/bin/tox run -e py3,nova,database
 
 # What "make test" has no time for.  Each part stands alone, because all of them
 # take most of a day.
