@@ -366,6 +366,15 @@ class GuestTestCase(LabTestCase):
         self.hold_in_mid_move(self.moved)
         self.guest = self.live(self.moved)
 
+    def cut_off_source(self):
+        """Let the source be away for longer than iSCSI waits on the node that
+        the volume moves to, see :meth:`wait_briefly`.
+        """
+        self.cloud.cut(self.source.name, self.moved.node.name)
+        self.addCleanup(self.cloud.heal)
+        time.sleep(REPLACEMENT_TIMEOUT + 15)
+        self.cloud.heal()
+
     def assert_goes_on(self):
         """Its guest writes again, all arrives, and every stamp is there."""
         before = self.ledger.acknowledged

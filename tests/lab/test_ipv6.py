@@ -2,7 +2,6 @@
 """Volumes whose sources are read over IPv6."""
 
 import functools
-import time
 
 from lab import cloud as clouds
 from tests.lab import base
@@ -19,54 +18,54 @@ def cloud():
     return found
 
 
-class IPv6MoveTest(test_moves.MoveTest):
+class OverIPv6:
+    """Thick volumes, and tgt."""
 
     find_cloud = staticmethod(cloud)
     volume_type = 'ipv6'
 
 
-class ThinIPv6MoveTest(IPv6MoveTest):
+class ThinOverIPv6(OverIPv6):
+    """Thin volumes, and LIO."""
 
     volume_type = 'thin-ipv6'
 
 
-class IPv6RemoteConnectionTest(test_moves.RemoteConnectionTest):
-
-    find_cloud = staticmethod(cloud)
-    volume_type = 'ipv6'
+class IPv6MoveTest(OverIPv6, test_moves.MoveTest):
+    pass
 
 
-class ThinIPv6RemoteConnectionTest(IPv6RemoteConnectionTest):
-
-    volume_type = 'thin-ipv6'
-
-
-class IPv6SecurityTest(test_security.SecurityTest):
-
-    find_cloud = staticmethod(cloud)
-    volume_type = 'ipv6'
+class ThinIPv6MoveTest(ThinOverIPv6, test_moves.MoveTest):
+    pass
 
 
-class ThinIPv6SecurityTest(IPv6SecurityTest):
+class IPv6RemoteConnectionTest(OverIPv6, test_moves.RemoteConnectionTest):
+    pass
 
-    volume_type = 'thin-ipv6'
+
+class ThinIPv6RemoteConnectionTest(ThinOverIPv6,
+                                   test_moves.RemoteConnectionTest):
+    pass
 
 
-class IPv6AwayTest(base.GuestTestCase):
+class IPv6SecurityTest(OverIPv6, test_security.SecurityTest):
+    pass
+
+
+class ThinIPv6SecurityTest(ThinOverIPv6, test_security.SecurityTest):
+    pass
+
+
+class IPv6AwayTest(OverIPv6, base.GuestTestCase):
     """The source does not answer for a while, and its guest goes on."""
-
-    find_cloud = staticmethod(cloud)
-    volume_type = 'ipv6'
 
     def setUp(self):
         super().setUp()
+        self.wait_briefly(self.other(self.source))
         self.move_on()
 
     def test_network_fails(self):
-        self.cloud.cut(self.source.name, self.moved.node.name)
-        self.addCleanup(self.cloud.heal)
-        time.sleep(base.REPLACEMENT_TIMEOUT + 15)
-        self.cloud.heal()
+        self.cut_off_source()
         self.assert_goes_on()
 
     def test_power_of_the_source_fails(self):
@@ -75,6 +74,5 @@ class IPv6AwayTest(base.GuestTestCase):
         self.assert_goes_on()
 
 
-class ThinIPv6AwayTest(IPv6AwayTest):
-
-    volume_type = 'thin-ipv6'
+class ThinIPv6AwayTest(ThinOverIPv6, IPv6AwayTest):
+    pass

@@ -2,7 +2,6 @@
 """Volumes that move where multipathd runs, as the README says."""
 
 import functools
-import time
 
 from lab import cloud as clouds
 from lab import multipath
@@ -46,10 +45,7 @@ class StrictTest(base.GuestTestCase):
         self.move_on()
         self.assertEqual(self.takes_sources, bool(self.maps(node)))
 
-        self.cloud.cut(self.source.name, node.name)
-        self.addCleanup(self.cloud.heal)
-        time.sleep(base.REPLACEMENT_TIMEOUT + 15)
-        self.cloud.heal()
+        self.cut_off_source()
 
         self.assert_goes_on()
         self.assertEqual([], self.maps(node))
