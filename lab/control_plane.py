@@ -5,6 +5,7 @@ Everything here runs natively in the lab's network namespace.
 """
 
 import base64
+import errno
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -340,12 +341,18 @@ def register(identity: Any, place: layout.Layout,
 
 def save_template(place: services.Place, template: pathlib.Path) -> None:
     """Keep the databases, which must be at rest, for the next lab."""
-    draft = template.with_name(template.name + '.new')
+    draft = template.with_name(f'{template.name}.{place.name}')
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     for name in ('database', 'keys'):
         _copy(place.directory / name, draft / name)
-    draft.rename(template)
+    try:
+        draft.rename(template)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        # Another lab has come up at the same time.
+        shutil.rmtree(draft)
     kind = template.name.rpartition('-')[0]
     for old in template.parent.glob(f'{kind}-{"[0-9a-f]" * 16}'):
         if old != template:
