@@ -121,7 +121,8 @@ LOCALSTOR_OPTS = [
                 help='Cinder hosts of connectors that have another name: '
                      '"compute7.example.org:node7,10.0.0.7:node7", connector '
                      'host or ip on the left, host of the volume service on '
-                     'the right.'),
+                     'the right. Connectors with an address of IPv6, which '
+                     'has colons of its own, go by their host.'),
     cfg.StrOpt('localstor_unknown_host',
                default='remote',
                choices=[('remote', 'an ordinary remote connection; the '
