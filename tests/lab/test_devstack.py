@@ -54,18 +54,19 @@ eval "${command//\$\$/\$}"
 
 # As cinder-volume does when it starts, with the configuration it would have
 CHECK = '''\
-import shlex
-from cinder import objects
-objects.register_all()
+import shlex, sys
+from cinder_localstor.cmd import backends
+from cinder_localstor.node import real
 from cinder import utils
 from oslo_config import cfg
 from oslo_privsep import priv_context
-from cinder_localstor.node import commands, hydrators, lvm
 cfg.CONF(['--config-file', '/etc/cinder/cinder.conf'], project='cinder')
 priv_context.init(root_helper=shlex.split(utils.get_root_helper()))
-command = commands.Commands(60)
-lvm.LVMVolumeGroup('%s', 'auto', 'volume_group', None, command).check()
-hydrators.ProcessHydrators(command).check()
+[configured] = backends.configured()
+assert configured.configuration.volume_group == sys.argv[1]
+node = real.node(configured.configuration)
+node.volumes.check()
+node.hydrators.check()
 '''
 
 
@@ -158,7 +159,7 @@ class DevStackTest(testtools.TestCase):
         self.run_script('stack')
         self.assertIn(GROUP, self.there())
         # LVM's filter and rootwrap are right, and the helper is found.
-        self.python(CHECK % GROUP)
+        self.python(CHECK, GROUP)
         stacked = self.there()
         self.run_script('stack')
         self.assertEqual(stacked, self.there())
@@ -175,7 +176,7 @@ class DevStackTest(testtools.TestCase):
         before = self.there()
 
         self.run_script('stack')
-        self.python(CHECK % 'cinder-local')
+        self.python(CHECK, 'cinder-local')
         self.use('cinder-local')
         self.run_script('unstack')
         self.run_script('clean')
