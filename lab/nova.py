@@ -156,7 +156,7 @@ def _nova_compute(place: services.Place) -> configuration.Sections:
             # There are no networks.
             'heal_instance_info_cache_interval': -1},
         'libvirt': {
-            'virt_type': 'qemu', 'cpu_mode': 'none', 'images_type': 'raw',
+            'virt_type': 'qemu', 'cpu_mode': 'none', 'images_type': 'qcow2',
             'hw_machine_type': 'x86_64=pc',
             # MiB of translated code for each guest
             'tb_cache_size': 32,
