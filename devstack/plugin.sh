@@ -17,6 +17,7 @@ case "$1 ${2:-}" in
         install_localstor
         ;;
     'stack post-config')
+        check_localstor_volume_groups
         configure_localstor
         configure_localstor_nova
         configure_localstor_scheduler

@@ -42,6 +42,7 @@ case $name in
         cat "$MACHINE/groups/${*: -1}" 2>/dev/null
         ;;
     vgcreate)
+        test $# -gt 1 || exit 3
         note "$@"
         mkdir -p "$MACHINE/groups"
         touch "$MACHINE/groups/$1"
@@ -64,7 +65,7 @@ case $name in
     losetup)
         case $1 in
             -h) echo '--direct-io' ;;
-            *) echo '/dev/loop9' ;;
+            *) echo "${LOOP_DEVICE-/dev/loop9}" ;;
         esac
         ;;
     dmsetup)

@@ -65,7 +65,9 @@ case $1 in
         # create_nova_conf makes it anew each time.
         install -D /dev/null "$NOVA_CONF"
         run_plugins stack install
-        init_cinder
+        async_init
+        async_runfunc init_cinder
+        async_wait init_cinder
         run_plugins stack post-config
         # Here stack.sh starts cinder-volume. What LVM looks at then counts.
         cp "$ETC/lvm/lvm.conf" "$DEST/lvm.conf.at-start"

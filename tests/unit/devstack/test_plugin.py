@@ -157,6 +157,13 @@ class StackTest(PluginTestCase):
                       % self.machine.path('opt/cinder-localstor/bindep.txt'),
                       self.machine.calls())
 
+    def test_a_backing_file_that_becomes_no_disk(self):
+        done = self.machine.call('stack', LOOP_DEVICE='')
+
+        self.assertNotEqual(0, done.returncode)
+        self.assertIn('There is no volume group stack-volumes-local',
+                      done.stderr)
+
 
 class ComputeTest(PluginTestCase):
     """A second compute node, whose services are the controller's."""
