@@ -56,6 +56,10 @@ class PluginTestCase(base.BaseTestCase):
         parser.read(self.machine.path(name))
         return parser
 
+    def assert_group_is_missed(self, group, done):
+        self.assertNotEqual(0, done.returncode)
+        self.assertIn('There is no volume group ' + group, done.stderr)
+
     def cinder_conf(self):
         return self.read('etc/cinder/cinder.conf')
 
@@ -160,9 +164,7 @@ class StackTest(PluginTestCase):
     def test_a_backing_file_that_becomes_no_disk(self):
         done = self.machine.call('stack', LOOP_DEVICE='')
 
-        self.assertNotEqual(0, done.returncode)
-        self.assertIn('There is no volume group stack-volumes-local',
-                      done.stderr)
+        self.assert_group_is_missed(GROUP, done)
 
 
 class ComputeTest(PluginTestCase):
@@ -370,6 +372,9 @@ class OwnGroupTest(CleanTestCase):
 class GivenGroupTest(CleanTestCase):
 
     localrc = CONTROLLER + 'LOCALSTOR_VOLUME_GROUP=theirs\n'
+
+    def test_that_is_not_there(self):
+        self.assert_group_is_missed('theirs', self.machine.call('stack'))
 
     def test_of_a_group_that_was_there_only_the_drivers_volumes_go(self):
         group = self.machine.path('groups/theirs')
