@@ -485,12 +485,37 @@ def enable(cloud: clouds.Cloud, node: nodes.Node, enabled: bool = True
         'status': 'enabled' if enabled else 'disabled'})
 
 
+def wait_for_compute(cloud: clouds.Cloud, node: nodes.Node) -> None:
+    """Wait until a node's nova-compute has reported since now.
+
+    Nova counts one as there that reported of late, and one that has only begun
+    as lost: then it forgets an instance whose deletion is asked for, and the
+    node is left with the guest.
+
+    :raises InstanceError: it has not within :data:`PATIENCE` seconds
+    """
+    known = _service(cloud, node)['updated_at']
+    end = time.monotonic() + PATIENCE
+    while (found := _service(cloud, node))['state'] != 'up' or (
+            found['updated_at'] == known):
+        if time.monotonic() > end:
+            raise InstanceError(
+                f'nova-compute on {node.name} is {found["state"]} and has '
+                f'reported at {found["updated_at"]} last.')
+        time.sleep(0.5)
+
+
 def _update_service(cloud: clouds.Cloud, node: nodes.Node,
                     changes: dict[str, Any]) -> None:
-    service, = cloud.compute_api.get(
+    cloud.compute_api.put('/os-services/' + _service(cloud, node)['id'],
+                          json=changes)
+
+
+def _service(cloud: clouds.Cloud, node: nodes.Node) -> dict[str, Any]:
+    [found] = cloud.compute_api.get(
         '/os-services', params={'host': node.name,
                                 'binary': 'nova-compute'}).json()['services']
-    cloud.compute_api.put('/os-services/' + service['id'], json=changes)
+    return found
 
 
 def image(cloud: clouds.Cloud) -> str:

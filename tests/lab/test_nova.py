@@ -343,6 +343,7 @@ class ActionsTest(BootedTestCase):
         self.instance.wait_for('ACTIVE')
         self.assert_finds_its_stamps()
         self.instance.wait_for_stamps(data)
+        instances.wait_for_compute(self.cloud, self.here)
 
 
 class AdoptionTest(InstanceTestCase, test_adoption.ReplacedTestCase):
@@ -573,6 +574,7 @@ class FailedMigrationTest(BootedTestCase):
         self.here.kill()
         self.addCleanup(self.cloud.wait_for_backends, [self.here])
         self.here.start()
+        instances.wait_for_compute(self.cloud, self.here)
         self.wait_for('Nova has come to terms with it',
                       lambda: not self.instance.show()[
                           'OS-EXT-STS:task_state'], timeout=2 * base.PATIENCE)
