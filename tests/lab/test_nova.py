@@ -28,7 +28,11 @@ NAME = os.environ.get('LOCALSTOR_NOVA_LAB', 'nova')
 def cloud():
     """The lab of these tests, up: two nodes in which instances run."""
     found = clouds.Cloud(NAME)
-    found.up(nodes=2, also=['keys', 'nova'], options=base.OPTIONS)
+    # A guest knows its stamps wherever they lie, also those that an instance
+    # before it has left.
+    found.up(nodes=2, also=['keys', 'nova'], options={
+        backend: options | {'volume_clear_size': 0}
+        for backend, options in base.OPTIONS.items()})
     return found
 
 
