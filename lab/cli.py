@@ -34,6 +34,7 @@ from lab import control_plane
 from lab import distance
 from lab import errors
 from lab import fleet
+from lab import guest_io
 from lab import parts
 from lab import progress
 from lab import releases
@@ -801,6 +802,34 @@ class Distance(_LabCommand):
         return 0
 
 
+class GuestIo(command.Command):
+    """Measure what a guest of QEMU's gets by each of its ways to do I/O.
+
+    On this machine, without a lab and without KVM. What is printed are
+    medians.
+    """
+
+    app: 'Lab'
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Describe the arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--rounds', type=int, default=5, metavar='N',
+                            help='how often each is measured (default: 5)')
+        parser.add_argument('--seconds', type=float, default=5,
+                            metavar='S',
+                            help='how long each time (default: 5)')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Measure."""
+        found = list(guest_io.run(parsed_args.rounds, parsed_args.seconds,
+                                  self.app.say))
+        guest_io.show(found, consoles.Console(
+            file=self.app.stdout, highlight=False, soft_wrap=True))
+        return 0
+
+
 class Bench(_LabCommand):
     """Measure what a move costs a guest: the native helper and dm-clone.
 
@@ -899,7 +928,7 @@ _COMMANDS: dict[str, Any] = {
     'heal': Heal, 'logs': Logs, 'env': Env, 'service': Service,
     'restart': Restart, 'chaos': Chaos, 'attach': Attach, 'compare': Compare,
     'distance': Distance, 'scale': Scale, 'fleet': Fleet, 'bench': Bench,
-    'tempest': Tempest,
+    'guest-io': GuestIo, 'tempest': Tempest,
 }
 
 

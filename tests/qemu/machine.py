@@ -8,7 +8,7 @@ import time
 
 from lab import boot_image
 from lab import errors
-from tests.qemu import image as images
+from lab import shell_image
 
 QEMU = 'qemu-system-x86_64'
 # What the guest says to us begins with this; the rest is its kernel's.
@@ -32,7 +32,7 @@ class Machine:
                  socket: pathlib.Path, work: str) -> None:
         self._folder = folder
         initramfs = folder / 'initramfs'
-        initramfs.write_bytes(images.initramfs(image, _SAY + work))
+        initramfs.write_bytes(shell_image.initramfs(image, _SAY + work))
         # A file each: nobody has to read them while it runs.
         with open(folder / 'console', 'w') as console, \
                 open(folder / 'qemu', 'w') as messages:

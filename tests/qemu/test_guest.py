@@ -22,7 +22,7 @@ import testtools
 
 from lab import boot_image
 from lab import layout
-from tests.qemu import image as images
+from lab import shell_image
 from tests.qemu import machine as machines
 
 _TARGET = pathlib.Path(os.environ.get('CARGO_TARGET_DIR')
@@ -121,7 +121,7 @@ class GuestTest(testtools.TestCase):
         super().setUpClass()
         if shutil.which(machines.QEMU) is None:
             raise unittest.SkipTest(f'there is no {machines.QEMU}')
-        cls.image = images.fetched()
+        cls.image = shell_image.fetched()
 
     def setUp(self):
         super().setUp()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a guest boots: Debian's kernel, and BusyBox for all else."""
 
+from collections.abc import Mapping
+
 from lab import boot_image
 
 _BUSYBOX = 'busybox'
@@ -23,7 +25,12 @@ def fetched() -> boot_image.Image:
     return boot_image.fetched(_PROGRAMS)
 
 
-def initramfs(image: boot_image.Image, work: str) -> bytes:
-    """A root file system whose init does this work, and powers off."""
-    return image.initramfs({'init': _INIT, 'work': work.encode(),
+def initramfs(image: boot_image.Image, work: str,
+              files: Mapping[str, bytes] | None = None) -> bytes:
+    """A root file system whose init does this work, and powers off.
+
+    :param files: what the work needs besides, by paths from the root
+    """
+    return image.initramfs({**(files or {}), 'init': _INIT,
+                            'work': work.encode(),
                             'bin/busybox': image.program(_BUSYBOX)})
