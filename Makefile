@@ -6,6 +6,7 @@ LAB := $(PYTHON) -W ignore -m lab
 READY := $(VENV)/.ready
 NOVA_READY := $(VENV)/.nova-ready
 TEMPEST_READY := $(VENV)/.tempest-ready
+STACK_READY := $(VENV)/.stack-ready
 CARGO := cargo
 RUST_VERSION := 1.85
 WORKSPACES := hydrator lab/disk lab/guest lab/ptrace
@@ -21,9 +22,9 @@ SHORT := $(SHORT)|while_it_runs
 .PHONY: help setup demo demo-nova test unit-test rust-test rust helper \
         lab-test chaos-test volume-test lab-programs ptrace soak soak-walks \
         soak-kills soak-kernel soak-nvme soak-lab soak-exchanged soak-nova \
-        qemu-test tempest bench lab-kernel nova nova-test bench-nova \
-        bench-attach bench-distance bench-fleet tempest-nova lab-up lab-down \
-        clean
+        soak-devstack qemu-test tempest bench lab-kernel nova nova-test \
+        bench-nova bench-attach bench-distance bench-guest-io bench-fleet \
+        tempest-nova lab-up lab-down clean
 
 help:
 	@echo 'make demo      a volume follows its instance: the main job, on the lab'
@@ -35,13 +36,15 @@ help:
 	@echo '               make volume-test   its parts (the last three: make lab-test)'
 	@echo 'make soak      all that "make test" has no time for, most of a day;'
 	@echo '               soak-walks, soak-kills, soak-kernel, soak-lab,'
-	@echo '               soak-nvme, soak-exchanged, soak-nova   parts of it'
+	@echo '               soak-nvme, soak-exchanged, soak-nova,'
+	@echo '               soak-devstack   parts of it'
 	@echo 'make qemu-test a guest of QEMU on a disk of the native helper'
 	@echo 'make tempest   Cinder'\''s own suites, beside Cinder'\''s own driver;'
 	@echo '               tempest-nova   those of instances'
 	@echo 'make bench     what a move costs a guest, in figures (BENCH=--quick)'
 	@echo 'make bench-attach  how long an attachment takes, beside Cinder'\''s driver'
 	@echo 'make bench-distance  what arrives of a source that is far'
+	@echo 'make bench-guest-io  what a guest gets by each of QEMU'\''s ways to do I/O'
 	@echo 'make bench-fleet  what a hundred nodes ask of what they share'
 	@echo 'make bench-nova  what instances wait for, beside Cinder'\''s own driver'
 	@echo 'make lab-kernel   the lab'\''s own kernel, with ublk (minutes, once)'
@@ -96,7 +99,7 @@ unit-test: setup
 # What "make test" has no time for.  Each part stands alone, because all of them
 # take most of a day.
 soak: qemu-test soak-walks soak-kills soak-kernel soak-nvme soak-lab \
-      soak-exchanged soak-nova tempest
+      soak-exchanged soak-nova soak-devstack tempest
 
 # New ones each time; what fails says how to repeat it.  The helper's are by fixed
 # seeds, and take an hour or so.
@@ -125,18 +128,23 @@ soak-nvme: setup lab-programs lab-kernel
 
 # The tests in the lab that "make test" leaves out
 soak-lab: setup lab-programs lab-kernel
-	$(RUN_LAB_TESTS) --exclude-regex '$(SHORT)|test_chaos|test_nova'; $(LAB_DOWN)
+	$(RUN_LAB_TESTS) --exclude-regex '$(SHORT)|test_(chaos|nova|stack)'; $(LAB_DOWN)
 
 # All of them with the two data paths exchanged, and with dozens of moves at
 # once: a thin pool has room for so many where helpers leave holes.
 soak-exchanged: setup lab-programs lab-kernel
 	LOCALSTOR_DATA_PATHS=clone,hydrator LOCALSTOR_VERIFY=full \
 	    LOCALSTOR_MANY=50 LOCALSTOR_MEMORY=3G \
-	    $(RUN_LAB_TESTS) --exclude-regex 'test_nova'; $(LAB_DOWN)
+	    $(RUN_LAB_TESTS) --exclude-regex 'test_(nova|stack)'; $(LAB_DOWN)
 
 soak-nova: TEST_LABS := nova
 soak-nova: nova
 	$(RUN_LAB_TESTS) 'test_nova'; $(LAB_DOWN)
+
+# DevStack's own scripts, where LOCALSTOR_DEVSTACK says
+soak-devstack: TEST_LABS := stack
+soak-devstack: setup helper lab-programs $(STACK_READY)
+	$(RUN_LAB_TESTS) 'test_stack'; $(LAB_DOWN)
 
 # Two to three minutes, without KVM.  Debian's kernel is downloaded, not installed.
 qemu-test: setup rust
@@ -252,6 +260,11 @@ bench-attach: setup lab-programs
 bench-distance: setup lab-programs
 	$(LAB) --name bench-node distance $(DISTANCE)
 
+# Nor this: what a guest gets by each of QEMU's ways to do I/O, without a lab
+bench-guest-io: setup
+	$(call INSTALL,qemu)
+	$(LAB) guest-io $(GUEST_IO)
+
 # Nor this: hundreds of simulated nodes with real volume services
 bench-fleet: setup ptrace
 	$(LAB) --name fleet fleet $(FLEET)
@@ -271,13 +284,19 @@ $(NOVA_READY): $(READY) lab/nova-requirements.txt | rust
 	    -c constraints.txt -r lab/nova-requirements.txt
 	touch $@
 
+$(STACK_READY): $(READY) lab/stack-requirements.txt | rust
+	$(call INSTALL,stack)
+	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) \
+	    -c constraints.txt -r lab/stack-requirements.txt
+	touch $@
+
 lab-up: setup ptrace
 	$(LAB) up
 
 # Whatever this checkout has started
 lab-down: setup
 	for name in default demo demo-nova $(TEST_LABS) boot tempest fleet \
-	    bench-node bench-nova hydrator-ublk hydrator-nbd devstack; do \
+	    bench-node bench-nova hydrator-ublk hydrator-nbd devstack stack; do \
 	    $(LAB) --name $$name down; done
 
 clean: lab-down
