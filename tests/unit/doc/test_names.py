@@ -135,12 +135,12 @@ class NamesTest(base.BaseTestCase):
             self.assertRegex(path.read_text(), r'(?m)^class %s\(' % name)
 
     def test_commands_of_the_lab(self):
-        described = re.findall(r'^``([\w-]+)`` +\w', self.page('lab.rst'),
+        described = re.findall(r'^``(\w[\w-]*)`` +\w', self.page('lab.rst'),
                                re.MULTILINE)
         self.assertEqual(sorted(cli._COMMANDS), sorted(described))
 
     def test_commands_used_with_the_lab(self):
-        used = re.findall(r'^ +[#$] lab ([\w-]+)', self.page('lab.rst'),
+        used = re.findall(r'^ +[#$] lab (\w[\w-]*)', self.page('lab.rst'),
                           re.MULTILINE)
         self.assertTrue(used)
         self.assertEqual(set(), set(used) - set(cli._COMMANDS))
