@@ -708,13 +708,6 @@ def for_volume(ctxt: context.RequestContext, volume_id: str) -> list[Move]:
                   key=lambda move: move.transfer.generation)
 
 
-def reading(ctxt: context.RequestContext, volume_id: str, name: str
-            ) -> list[str]:
-    """Ids of a volume's moves that have one of its copies as their source."""
-    return [move.move_id for move in for_volume(ctxt, volume_id)
-            if move.transfer.source_name == name]
-
-
 def snapshots_arriving(ctxt: context.RequestContext, volume_id: str
                        ) -> list[Move]:
     """What brings the rest of a volume's snapshots that were taken while it

@@ -38,17 +38,6 @@ MADE = ('creating', 'downloading')
 CHANGING = {'extending': 'being extended', 'retyping': 'being retyped'}
 # The migration_status of the row that Cinder deletes after a migration
 LEFT_BEHIND = 'deleting'
-# Seconds that a handle may be open after its user has gone: udev looks at what
-# somebody has written.
-PATIENCE = 5
-
-
-def _until_left() -> tenacity.Retrying:
-    """Tries again while a handle is still open whose user has gone."""
-    return tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(exception.VolumeInUse),
-        stop=tenacity.stop_after_delay(PATIENCE),
-        wait=tenacity.wait_fixed(gate.SOON), reraise=True)
 
 
 class Mover:
@@ -81,18 +70,16 @@ class Mover:
         :raises LocalStorException: it can't be; it is as it was then
         :raises VolumeAttached: it would be migrated, but somebody uses it, or
             is about to
-        :raises VolumeInUse: somebody has it open whom Cinder does not know
         """
         move_id = rows.new_move_id(volume.id)
         try:
             # Before the row is there for the periodic task to find
             with self._scheduler.beginning(move_id):
-                for attempt in _until_left():
-                    with attempt, self._gate.enter(ctxt, volume.id, (
-                            gate.Operation.SEND if migrated_to
-                            else gate.Operation.MOVE)) as present:
-                        move, noted = self._record(ctxt, present, peer,
-                                                   move_id, migrated_to)
+                with self._gate.enter(ctxt, volume.id, (
+                        gate.Operation.SEND if migrated_to
+                        else gate.Operation.MOVE)) as present:
+                    move, noted = self._record(ctxt, present, peer, move_id,
+                                               migrated_to)
                 # What is recorded keeps others out from here on.
                 self._prepare(ctxt, move, noted)
         except Exception:
@@ -141,8 +128,6 @@ class Mover:
                 volume_id=volume.id, host='the host of attachment '
                 + leaving[0])
         self._executor.unexport_aborted(ctxt, volume.id)
-        if len(unconnected) == 1:
-            self._check_left(ctxt, volume, attachments)
         if len(unconnected) > 1 and (
                 noted or not leaving
                 and self._handles.open_count(volume.name)):
@@ -206,34 +191,12 @@ class Mover:
         :raises VolumeIsMoving: it may be about to leave
         :raises VolumeIsDiscarded: it is as good as deleted
         :raises VolumeElsewhere: it has left meanwhile
-        :raises VolumeInUse: somebody has it open whom Cinder does not know
         """
-        for attempt in _until_left():
-            with attempt, self._gate.enter(
-                    ctxt, volume_id, gate.Operation.LOCAL) as present:
-                attachments = rows.attachments(ctxt, volume_id)
-                self._check_left(ctxt, present, attachments)
-                rows.note_connecting(ctxt, volume_id,
-                                     self._unconnected(attachments))
+        with self._gate.enter(ctxt, volume_id,
+                              gate.Operation.LOCAL) as present:
+            rows.note_connecting(ctxt, volume_id, self._unconnected(
+                rows.attachments(ctxt, volume_id)))
         return present.name
-
-    def _check_left(self, ctxt: context.RequestContext,
-                    volume: objects.Volume, attachments: list[dict[str, Any]]
-                    ) -> None:
-        """Let no second guest write beside one that Cinder knows nothing of
-        (hazard H8): Nova may have forgotten one that goes on.
-
-        :raises VolumeInUse: there may be one
-        """
-        known = volume.provider_location or any(
-            row['connector'] or row['mountpoint'] for row in attachments)
-        if (attachments and not known
-                and self._handles.open_count(volume.name)
-                and self._source.is_used(volume.name, rows.reading(
-                    ctxt, volume.id, volume.name))):
-            raise exception.VolumeInUse(
-                volume_name=volume.name, host=self.host,
-                device=self._handles.path(volume.name))
 
     def extend(self, ctxt: context.RequestContext, volume: objects.Volume,
                size: int) -> None:

@@ -636,43 +636,9 @@ class ConnectingTest(MoverTestCase):
         self.begin(base.A, base.B)
         self.assertEqual(table.State.STARTING, self.state())
 
-    def test_volume_is_for_nobody_beside_a_guest_that_nova_has_forgotten(self):
-        self.patch('cinder_localstor.moves.mover.PATIENCE', 0)
-        self.open_where_it_is()
-        error = self.assertRaises(exception.VolumeInUse,
-                                  self.cloud.movers[base.A].stay,
-                                  self.ctxt, self.volume.id)
-        self.assertIn(self.volume.name, str(error))
-        # Nobody is about to open it now.
-        self.attachments[1].destroy()
-        self.open_where_it_is(0)
-        self.begin(base.A, base.B)
-
-    def test_it_is_when_that_guest_has_gone(self):
-        self.open_where_it_is()
-        with mock.patch('tenacity.nap.time.sleep',
-                        lambda seconds: self.open_where_it_is(0)):
-            self.assertEqual(self.volume.name, self.cloud.movers[base.A].stay(
-                self.ctxt, self.volume.id))
-
-    def test_it_is_where_one_of_its_guests_is_known(self):
-        self.connect('a')
-        self.open_where_it_is()
-        self.assertEqual(self.volume.name, self.cloud.movers[base.A].stay(
-            self.ctxt, self.volume.id))
-
-    def test_it_is_where_only_the_target_reads_it(self):
-        with mock.patch.object(self.cloud.nodes[base.A].device_mapper,
-                               '_open_count', return_value=1), \
-                mock.patch.object(rows, 'reading', return_value=['a move']), \
-                mock.patch.object(self.cloud.nodes[base.A].target, 'exported',
-                                  return_value={'a move', 'another'}):
-            self.assertEqual(self.volume.name, self.cloud.movers[base.A].stay(
-                self.ctxt, self.volume.id))
-
-    def open_where_it_is(self, count=1):
+    def open_where_it_is(self):
         self.cloud.nodes[base.A].device_mapper.nodes[
-            handles.handle_name(self.volume.name)].open_count = count
+            handles.handle_name(self.volume.name)].open_count = 1
 
     def test_volume_that_has_just_come_does_not_go_on(self):
         self.begin(base.A, base.B)
