@@ -67,8 +67,7 @@ def run(rounds: int, seconds: float, say: Callable[[str], None]
         folder = pathlib.Path(name)
         disk = folder / 'disk'
         # Whole: what is allocated when it is written is no disk.
-        disk.write_bytes(b'')
-        with open(disk, 'r+b') as file:
+        with open(disk, 'wb') as file:
             for _number in range(SIZE // units.Mi):
                 file.write(os.urandom(units.Mi))
         for number in range(rounds):
