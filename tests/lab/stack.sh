@@ -7,20 +7,13 @@
 #
 # stack.sh prepare DATA_DIR: makes that DevStack's, with what is read as its localrc
 #
-# stack.sh inside COMMAND...: runs a command as systemd's children run
-#
-# stack.sh stacked COMMAND: the same by DevStack's user, in its directory
+# stack.sh stacked COMMAND: runs that as systemd's children run, by DevStack's
+# user, in its directory
 
 set -o errexit
 
 DEST=/opt/stack
-
-function inside {
-    local init
-    init=$(pgrep -x -o systemd)
-    exec nsenter --target "$init" --mount --pid --cgroup --uts --ipc --root \
-        --wd=/ "$@"
-}
+SYSTEMD=${0%/*}/systemd.sh
 
 # Programs that the lab has others for, and those that take a network
 function replace_programs {
@@ -59,20 +52,13 @@ function make_tree {
 }
 
 function start_systemd {
-    mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup
-    setsid unshare --pid --mount --cgroup --uts --ipc --fork --mount-proc \
-        --kill-child sh -c '
-            mount -t cgroup2 none /sys/fs/cgroup
-            mount -t tmpfs tmpfs /run
-            mount -t tmpfs tmpfs /tmp
-            container=lab exec /lib/systemd/systemd --unit=basic.target' \
-        </dev/null >/dev/null 2>&1 &
-    until "$0" inside systemctl --quiet is-active basic.target; do
+    "$SYSTEMD" start
+    until "$SYSTEMD" inside systemctl --quiet is-active basic.target; do
         sleep 1
     done 2>/dev/null
     # As their packages start them when DevStack installs these
-    "$0" inside systemctl start dbus systemd-logind rabbitmq-server mariadb \
-        memcached apache2
+    "$SYSTEMD" inside systemctl start dbus systemd-logind rabbitmq-server \
+        mariadb memcached apache2
 }
 
 # The kernel of a node keeps a file of the machine's open for each that it
@@ -137,11 +123,7 @@ case $1 in
     prepare)
         prepare "$2"
         ;;
-    inside)
-        shift
-        inside "$@"
-        ;;
     stacked)
-        inside su - stack -c "cd devstack && $2"
+        "$SYSTEMD" inside su - stack -c "cd devstack && $2"
         ;;
 esac

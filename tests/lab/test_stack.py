@@ -21,6 +21,7 @@ from lab import cloud as clouds
 from lab import layout
 from lab import node_services
 from lab import sizes
+from tests.lab import test_systemd
 from tests.unit.devstack import machine
 
 SCRIPT = pathlib.Path(__file__).with_name('stack.sh')
@@ -115,7 +116,9 @@ class StackTest(testtools.TestCase):
                             **arguments)
 
     def inside(self, command):
-        return self.script('inside', 'bash', '-c', command).stdout
+        return self.node.run(
+            [test_systemd.SCRIPT, 'inside', 'bash', '-c', command],
+            timeout=SHORT).stdout
 
     def openstack(self, command):
         return json.loads(self.script(

@@ -2,23 +2,14 @@
 """What cinder-volume starts where systemd runs (hazards H23 and H34)."""
 
 import os
+import pathlib
 import shlex
 import sys
 
 from tests.lab import base
 
 SYSTEMD = '/lib/systemd/systemd'
-# One of its own in a node, which has another first process
-BOOT = '''
-mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup
-setsid unshare --pid --mount --cgroup --uts --ipc --fork --mount-proc \
-    --kill-child sh -c '
-        mount -t cgroup2 none /sys/fs/cgroup
-        mount -t tmpfs tmpfs /run
-        mount -t tmpfs tmpfs /tmp
-        container=lab exec %s --unit=basic.target
-    ' </dev/null >/dev/null 2>&1 &
-''' % SYSTEMD
+SCRIPT = str(pathlib.Path(__file__).with_name('systemd.sh'))
 # Stands for the privileged daemon of cinder-volume, and for a helper
 SERVICE = '''
 import subprocess, sys, time
@@ -38,7 +29,7 @@ class SystemdTest(base.LabTestCase):
             self.skipTest('this machine has no systemd')
         super().setUp()
         self.node = self.nodes[0]
-        self.node.run(['sh', '-c', BOOT])
+        self.node.run([SCRIPT, 'start'])
         self.addCleanup(self.end)
         self.wait_for('systemd has booted', self.has_booted)
 
@@ -58,10 +49,7 @@ class SystemdTest(base.LabTestCase):
 
     def inside(self, argv, check=True):
         """Run a command where this systemd is the first process."""
-        return self.node.run(
-            ['nsenter', '--target', self.systemd(), '--mount', '--pid',
-             '--cgroup', '--uts', '--ipc', '--root', '--wd=/', *argv],
-            check=check)
+        return self.node.run([SCRIPT, 'inside', *argv], check=check)
 
     def serve(self, around=()):
         """Start a service that starts a helper, in other surroundings."""
