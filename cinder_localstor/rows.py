@@ -59,6 +59,7 @@ SOURCE_HOST = PREFIX + 'source_host'
 DESTINATION_HOST = PREFIX + 'destination_host'
 GENERATION = PREFIX + 'generation'
 CONNECTING = PREFIX + 'connecting'
+GIVEN_TO = PREFIX + 'given_to'
 MIGRATED_FROM = PREFIX + 'migrated_from'
 REVERTED = PREFIX + 'reverted'
 
@@ -430,8 +431,8 @@ def find_snapshot(ctxt: context.RequestContext, snapshot_id: str
 def begin(ctxt: context.RequestContext, volume: objects.Volume,
           move: transfer.Transfer, state: str,
           destination: objects.Service, leaving: tuple[str, ...] = (),
-          migrated_to: str = '', connecting: Iterable[str] | None = None
-          ) -> Move:
+          migrated_to: str = '',
+          connecting: Collection[dict[str, Any]] | None = None) -> Move:
     """Make the shadow row of a move, with all that the move is.
 
     It stands for the copy that the volume's own row does not: that of a copy
@@ -706,6 +707,13 @@ def for_volume(ctxt: context.RequestContext, volume_id: str) -> list[Move]:
     return sorted((move for move in _of_volume(ctxt, volume_id)
                    if not move.transfer.is_snapshot),
                   key=lambda move: move.transfer.generation)
+
+
+def reading(ctxt: context.RequestContext, volume_id: str, name: str
+            ) -> list[str]:
+    """Ids of a volume's moves that have one of its copies as their source."""
+    return [move.move_id for move in for_volume(ctxt, volume_id)
+            if move.transfer.source_name == name]
 
 
 def snapshots_arriving(ctxt: context.RequestContext, volume_id: str
@@ -1042,27 +1050,40 @@ def with_snapshots(ctxt: context.RequestContext, host: str) -> set[str]:
 
 @_retried
 def note_connecting(ctxt: context.RequestContext, volume_id: str,
-                    attachment_ids: Iterable[str]) -> None:
-    """Note that one of these attachments is being given a connection.
+                    unconnected: Collection[dict[str, Any]]) -> None:
+    """Note that one of these attachments is being given a connection, and
+    whose they are.
 
     The driver is not told which one, and Cinder records its connector only
     when the driver has answered.
+
+    :param unconnected: as :func:`attachments` has them; without any the volume
+        counts as given to whom it was before
     """
     with db.main_context_manager.writer.using(ctxt.elevated()) as session:
-        _note_connecting(session, volume_id, attachment_ids)
+        _note_connecting(session, volume_id, unconnected)
 
 
 def _note_connecting(session: Any, volume_id: str,
-                     attachment_ids: Iterable[str]) -> None:
-    ids = ','.join(sorted({known[:SHORT_ID] for known in attachment_ids}))
-    _put(session, volume_id, {CONNECTING: ids[:MOST_CHARACTERS]})
+                     unconnected: Collection[dict[str, Any]]) -> None:
+    ids = {row['id'][:SHORT_ID] for row in unconnected}
+    instances = {row['instance_uuid'] or '' for row in unconnected}
+    _put(session, volume_id, {
+        key: ','.join(sorted(words))[:MOST_CHARACTERS] for key, words in (
+            (CONNECTING, ids), (GIVEN_TO, instances))
+        if words or key == CONNECTING})
 
 
 def connecting(ctxt: context.RequestContext, volume_id: str,
-               attachment_ids: Iterable[str]) -> list[str]:
+               unconnected: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those attachments that :func:`note_connecting` has noted last."""
     noted = _words(_noted(ctxt, volume_id).get(CONNECTING, ''))
-    return [known for known in attachment_ids if known[:SHORT_ID] in noted]
+    return [row for row in unconnected if row['id'][:SHORT_ID] in noted]
+
+
+def given_to(ctxt: context.RequestContext, volume_id: str) -> set[str]:
+    """Ids of the instances that were given a volume last."""
+    return set(_words(_noted(ctxt, volume_id).get(GIVEN_TO, '')))
 
 
 def new_move_id(volume_id: str) -> str:

@@ -140,12 +140,13 @@ class Source:
             self._handles.extend(move.source_name, move.comes_back)
         self._handles.unseal(move.source_name)
 
-    def is_used(self, move: transfer.Transfer, exports: int) -> bool:
-        """Whether anybody but the target has the handle open.
+    def is_used(self, name: str, move_ids: Collection[str]) -> bool:
+        """Whether anybody but the target has a copy's handle open.
 
-        :param exports: of how many moves this copy is the source
+        :param move_ids: of the moves whose source it is
         """
-        return self._handles.open_count(move.source_name) > exports
+        return self._handles.open_count(name) > len(
+            self._node.target.exported().intersection(move_ids))
 
     def unexport_source(self, move: transfer.Transfer) -> None:
         """Take the export away.

@@ -105,11 +105,8 @@ class Answers:
                        move: dict[str, Any]) -> bool:
         """Whether anybody but the target has a source's handle open here."""
         asked = transfer.Transfer.from_dict(move)
-        exported = self._node.target.exported()
-        sources = [found for found in rows.for_volume(ctxt, asked.volume_id)
-                   if found.transfer.source_name == asked.source_name
-                   and found.move_id in exported]
-        return self._source.is_used(asked, len(sources))
+        return self._source.is_used(asked.source_name, rows.reading(
+            ctxt, asked.volume_id, asked.source_name))
 
     def offer(self, ctxt: context.RequestContext, move_id: str, name: str,
               initiator: str,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Container
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from concurrent import futures
 import contextlib
 import dataclasses
 import functools
+from typing import Any
 
 from cinder import context
 from cinder import objects
@@ -217,7 +219,8 @@ class Executor:
     def begin(self, ctxt: context.RequestContext, volume: objects.Volume,
               move: transfer.Transfer, state: table.State,
               destination: objects.Service, leaving: tuple[str, ...] = (),
-              migrated_to: str = '', connecting: Iterable[str] | None = None
+              migrated_to: str = '',
+              connecting: Collection[dict[str, Any]] | None = None
               ) -> rows.Move:
         """Record that a move begins, see :func:`rows.begin`."""
         begun = rows.begin(ctxt, volume, move, state.value, destination,

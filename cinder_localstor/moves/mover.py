@@ -38,6 +38,17 @@ MADE = ('creating', 'downloading')
 CHANGING = {'extending': 'being extended', 'retyping': 'being retyped'}
 # The migration_status of the row that Cinder deletes after a migration
 LEFT_BEHIND = 'deleting'
+# Seconds that a handle may be open after its user has gone: udev looks at what
+# somebody has written.
+PATIENCE = 5
+
+
+def _until_left() -> tenacity.Retrying:
+    """Tries again while a handle is still open whose user has gone."""
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(exception.VolumeInUse),
+        stop=tenacity.stop_after_delay(PATIENCE),
+        wait=tenacity.wait_fixed(gate.SOON), reraise=True)
 
 
 class Mover:
@@ -70,16 +81,18 @@ class Mover:
         :raises LocalStorException: it can't be; it is as it was then
         :raises VolumeAttached: it would be migrated, but somebody uses it, or
             is about to
+        :raises VolumeInUse: somebody has it open whom Cinder does not know
         """
         move_id = rows.new_move_id(volume.id)
         try:
             # Before the row is there for the periodic task to find
             with self._scheduler.beginning(move_id):
-                with self._gate.enter(ctxt, volume.id, (
-                        gate.Operation.SEND if migrated_to
-                        else gate.Operation.MOVE)) as present:
-                    move, noted = self._record(ctxt, present, peer, move_id,
-                                               migrated_to)
+                for attempt in _until_left():
+                    with attempt, self._gate.enter(ctxt, volume.id, (
+                            gate.Operation.SEND if migrated_to
+                            else gate.Operation.MOVE)) as present:
+                        move, noted = self._record(ctxt, present, peer,
+                                                   move_id, migrated_to)
                 # What is recorded keeps others out from here on.
                 self._prepare(ctxt, move, noted)
         except Exception:
@@ -90,7 +103,7 @@ class Mover:
 
     def _record(self, ctxt: context.RequestContext, volume: objects.Volume,
                 peer: objects.Service, move_id: str, migrated_to: str
-                ) -> tuple[rows.Move, list[str]]:
+                ) -> tuple[rows.Move, list[dict[str, Any]]]:
         """Make the row of a move to a peer, if that can take the volume.
 
         :returns: and the attachments that were noted as connecting before
@@ -128,6 +141,8 @@ class Mover:
                 volume_id=volume.id, host='the host of attachment '
                 + leaving[0])
         self._executor.unexport_aborted(ctxt, volume.id)
+        if len(unconnected) == 1:
+            self._check_left(ctxt, volume, attachments, stays=False)
         if len(unconnected) > 1 and (
                 noted or not leaving
                 and self._handles.open_count(volume.name)):
@@ -163,7 +178,7 @@ class Mover:
                                     migrated_to, unconnected), noted
 
     def _prepare(self, ctxt: context.RequestContext, move: rows.Move,
-                 noted: list[str]) -> None:
+                 noted: list[dict[str, Any]]) -> None:
         """Take a new move to where its volume can be used, or undo it."""
         try:
             if (self._executor.drive(ctxt, move.move_id)
@@ -179,8 +194,9 @@ class Mover:
                 rows.note_connecting(ctxt, move.volume_id, noted)
 
     @staticmethod
-    def _unconnected(attachments: list[dict[str, Any]]) -> list[str]:
-        return [row['id'] for row in attachments if not row['connector']]
+    def _unconnected(attachments: list[dict[str, Any]]
+                     ) -> list[dict[str, Any]]:
+        return [row for row in attachments if not row['connector']]
 
     def stay(self, ctxt: context.RequestContext, volume_id: str) -> str:
         """Let a user have a volume on this node; the name of its copy.
@@ -191,12 +207,39 @@ class Mover:
         :raises VolumeIsMoving: it may be about to leave
         :raises VolumeIsDiscarded: it is as good as deleted
         :raises VolumeElsewhere: it has left meanwhile
+        :raises VolumeInUse: somebody has it open whom Cinder does not know
         """
-        with self._gate.enter(ctxt, volume_id,
-                              gate.Operation.LOCAL) as present:
-            rows.note_connecting(ctxt, volume_id, self._unconnected(
-                rows.attachments(ctxt, volume_id)))
+        for attempt in _until_left():
+            with attempt, self._gate.enter(
+                    ctxt, volume_id, gate.Operation.LOCAL) as present:
+                attachments = rows.attachments(ctxt, volume_id)
+                self._check_left(ctxt, present, attachments, stays=True)
+                rows.note_connecting(ctxt, volume_id,
+                                     self._unconnected(attachments))
         return present.name
+
+    def _check_left(self, ctxt: context.RequestContext,
+                    volume: objects.Volume, attachments: list[dict[str, Any]],
+                    stays: bool) -> None:
+        """Let no second guest write beside one that Cinder knows nothing of
+        (hazard H8): Nova may have forgotten one that goes on.
+
+        Where the volume stays, the guest that it was given to last may have
+        it open: after a rebuild that was broken off it is connected anew.
+
+        :raises VolumeInUse: there may be another one
+        """
+        known = volume.provider_location or any(
+            row['connector'] or row['mountpoint'] for row in attachments)
+        if (attachments and not known
+                and self._handles.open_count(volume.name)
+                and self._source.is_used(volume.name, rows.reading(
+                    ctxt, volume.id, volume.name))):
+            had_it = rows.given_to(ctxt, volume.id) if stays else ()
+            if not all(row['instance_uuid'] in had_it for row in attachments):
+                raise exception.VolumeInUse(
+                    volume_name=volume.name, host=self.host,
+                    device=self._handles.path(volume.name))
 
     def extend(self, ctxt: context.RequestContext, volume: objects.Volume,
                size: int) -> None:

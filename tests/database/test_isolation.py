@@ -118,9 +118,13 @@ def destroy_reverted(scene):
     db.volume_destroy(scene.ctxt, REVERTED)
 
 
+def connecting(attachment_id):
+    return {'id': attachment_id, 'instance_uuid': attachment_id}
+
+
 def begin(scene):
     scene.begin(scene.volume, move_id=NEXT, generation=3,
-                connecting=['11111111'])
+                connecting=[connecting('11111111')])
 
 
 def record_problem(scene):
@@ -128,7 +132,7 @@ def record_problem(scene):
 
 
 def note_connecting(scene):
-    rows.note_connecting(scene.ctxt, VOLUME, ['22222222'])
+    rows.note_connecting(scene.ctxt, VOLUME, [connecting('22222222')])
 
 
 def note_none_connecting(scene):

@@ -182,6 +182,31 @@ class SplitBrainTest(HazardTestCase):
         self.assertEqual('newer', self.read_stamp(moved))
 
 
+class ForgottenGuestTest(HazardTestCase):
+
+    def test_h8_nobody_gets_what_a_forgotten_guest_has_open(self):
+        volume = self.create()
+        here = self.home(volume)
+        attachment = self.attach(volume, here)
+        self.write_stamp(attachment, 'of the first')
+        self.background(here, "exec sh -c 'exec 3<>%s; echo $$ >/run/guest; "
+                              "exec sleep 1000'" % attachment.device)
+        self.addCleanup(here.run, ['rm', '-f', '/run/guest'])
+        self.wait_for('the guest has it', lambda: here.run(
+            ['test', '-s', '/run/guest'], check=False).returncode == 0)
+        # Cinder believes whoever says so.
+        self.detach(attachment)
+        for node in (here, self.other(here)):
+            refused = self.log_of(here).count('VolumeInUse')
+            self.assertRaises(exceptions.HttpError, self.user.attach, volume,
+                              node)
+            self.assertLess(refused, self.log_of(here).count('VolumeInUse'))
+            self.assertEqual('available', self.user.show(volume)['status'])
+        here.run(['sh', '-c', 'kill $(cat /run/guest)'])
+        again = self.attach(volume, here)
+        self.assertEqual('of the first', self.read_stamp(again))
+
+
 class RemanenceTest(HazardTestCase):
 
     def test_h22_nothing_of_the_volume_is_left_on_the_source(self):

@@ -112,15 +112,19 @@ class BeginTest(RowsTestCase):
         self.assertLessEqual(len(self.metadata(move.move_id)), 8)
 
     def test_what_connects_is_noted_with_it(self):
-        self.begin(connecting=['1-attachment'])
-        self.assertEqual(['1-attachment'], rows.connecting(
-            self.ctxt, self.volume.id, ['1-attachment', '2-attachment']))
+        first, second = ({'id': '%d-attachment' % number,
+                          'instance_uuid': 'instance-%d' % number}
+                         for number in (1, 2))
+        self.begin(connecting=[first])
+        self.assertEqual([first], rows.connecting(
+            self.ctxt, self.volume.id, [first, second]))
+        self.assertEqual({'instance-1'},
+                         rows.given_to(self.ctxt, self.volume.id))
 
     def test_move_is_not_there_without_what_connects(self):
         with mock.patch.object(rows, '_note_connecting',
                                side_effect=ValueError('the power fails')):
-            self.assertRaises(ValueError, self.begin,
-                              connecting=['1-attachment'])
+            self.assertRaises(ValueError, self.begin, connecting=[])
         self.assertEqual([], rows.for_volume(self.ctxt, self.volume.id))
 
     def test_its_rows_are_made_with_two_statements(self):
@@ -332,7 +336,7 @@ class DeadlockTest(RowsTestCase):
         ('problem', lambda ctxt, move: rows.record_problem(ctxt, move, 'x')),
         ('forget', rows.forget),
         ('noted', lambda ctxt, move: rows.note_connecting(
-            ctxt, move.volume_id, ['a'])),
+            ctxt, move.volume_id, [{'id': 'a', 'instance_uuid': None}])),
         ('handed over', lambda ctxt, move: rows.hand_over(
             ctxt, [move], move.volume_id)))
 

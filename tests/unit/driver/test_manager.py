@@ -331,6 +331,32 @@ class PeerTest(ManagerTestCase):
         self.assert_whole()
 
 
+class ForgottenGuestTest(ManagerTestCase):
+    """A guest goes on of which Nova has told Cinder that it has gone."""
+
+    def setUp(self):
+        super().setUp()
+        self.patch('cinder_localstor.moves.mover.PATIENCE', 0)
+        self.cloud.open_count(self.volume, +1)
+
+    def assert_refused(self, host):
+        error = self.assertRaises(cinder_exception.VolumeBackendAPIException,
+                                  self.cloud.attach, self.volume, host)
+        self.assertIn('still open', str(error))
+        self.assertIn(handles.handle_name(self.volume.name), str(error))
+
+    def test_no_other_guest_writes_beside_it(self):
+        self.assert_refused(A)
+        self.cloud.open_count(self.volume, -1)
+        self.cloud.attach(self.volume, A)
+
+    def test_no_other_guest_has_what_it_still_writes(self):
+        self.assert_refused(B)
+        self.cloud.open_count(self.volume, -1)
+        self.cloud.arrive(self.volume)
+        self.assert_whole()
+
+
 class DeleteTest(ManagerTestCase):
     """A delete in the middle of a move."""
 

@@ -670,6 +670,87 @@ class ConnectingTest(MoverTestCase):
                           self.volume.id)
 
 
+@ddt.ddt
+class ForgottenGuestTest(MoverTestCase):
+    """A guest has a volume open, and Cinder does not know it any more."""
+
+    def setUp(self):
+        super().setUp()
+        self.patch('cinder_localstor.moves.mover.PATIENCE', 0)
+        self.attachment = self.cloud.reserve(self.volume)
+
+    def open(self, host=base.A, count=1):
+        name = handles.handle_name(self.cloud.refresh(self.volume).name)
+        self.cloud.nodes[host].device_mapper.nodes[name].open_count = count
+
+    def stay(self, host=base.A):
+        return self.cloud.movers[host].stay(self.ctxt, self.volume.id)
+
+    def begin(self):
+        self.cloud.movers[base.A].begin(
+            self.ctxt, self.cloud.refresh(self.volume),
+            self.cloud.services[base.B])
+
+    def reserve_for(self, instance):
+        self.attachment.destroy()
+        self.attachment = self.cloud.reserve(self.volume, instance=instance)
+
+    def test_volume_is_for_nobody_else(self):
+        self.open()
+        for act in (self.stay, self.begin):
+            error = self.assertRaises(exception.VolumeInUse, act)
+            self.assertIn(self.volume.name, str(error))
+        self.assertEqual([], rows._moves(self.ctxt))
+        self.open(count=0)
+        self.begin()
+
+    def test_volume_is_for_that_guest_itself(self):
+        # Nova makes its attachment anew for a rebuild, which may fail.
+        self.stay()
+        self.open()
+        self.reserve_for(base.INSTANCE)
+        self.assertEqual(self.volume.name, self.stay())
+        self.assertRaises(exception.VolumeInUse, self.begin)
+
+    def test_it_is_where_the_volume_has_come_with_it(self):
+        self.begin()
+        self.cloud.hydrate()
+        self.cloud.watch()
+        self.open(base.B)
+        self.reserve_for(base.INSTANCE)
+        self.stay(base.B)
+
+    @ddt.data(None, uuidutils.generate_uuid())
+    def test_it_is_not_where_another_one_had_it_since(self, instance):
+        self.stay()
+        self.reserve_for(instance)
+        self.stay()
+        self.open()
+        self.reserve_for(base.INSTANCE)
+        self.assertRaises(exception.VolumeInUse, self.stay)
+
+    def test_volume_is_for_others_when_that_guest_has_gone(self):
+        self.open()
+        self.patch('cinder_localstor.moves.mover.PATIENCE', 5)
+        with mock.patch('tenacity.nap.time.sleep',
+                        lambda seconds: self.open(count=0)):
+            self.stay()
+
+    def test_it_is_where_cinder_knows_of_a_guest(self):
+        db.volume_attachment_update(self.ctxt, self.attachment.id, {
+            'connector': json.dumps({'host': 'a'})})
+        self.open()
+        self.stay()
+
+    def test_it_is_where_only_the_target_reads_it(self):
+        with mock.patch.object(self.cloud.nodes[base.A].device_mapper,
+                               '_open_count', return_value=1), \
+                mock.patch.object(rows, 'reading', return_value=['a move']), \
+                mock.patch.object(self.cloud.nodes[base.A].target, 'exported',
+                                  return_value={'a move', 'another'}):
+            self.stay()
+
+
 class HydratorLiveMigrationTest(LiveMigrationTest):
 
     data_path = 'hydrator'
