@@ -456,7 +456,8 @@ class VolumeConnectedElsewhere(exception.InvalidVolume):
 
 class VolumeInUse(exception.VolumeIsBusy):
     message = _("Volume copy '%(volume_name)s' is still open on %(host)s. "
-                "Find its user with 'lsof %(device)s'.")
+                "Find its user with 'lsof %(device)s' and "
+                "'dmsetup ls --tree'.")
 
 
 class MoveChanged(LocalStorException):
