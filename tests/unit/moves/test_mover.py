@@ -729,6 +729,12 @@ class ForgottenGuestTest(MoverTestCase):
         self.reserve_for(base.INSTANCE)
         self.assertRaises(exception.VolumeInUse, self.stay)
 
+    def test_it_is_not_while_another_one_asks_for_it_too(self):
+        self.stay()
+        self.open()
+        self.cloud.reserve(self.volume, instance=uuidutils.generate_uuid())
+        self.assertRaises(exception.VolumeInUse, self.stay)
+
     def test_volume_is_for_others_when_that_guest_has_gone(self):
         self.open()
         self.patch('cinder_localstor.moves.mover.PATIENCE', 5)
