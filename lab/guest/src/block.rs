@@ -23,6 +23,12 @@ impl Default for Block {
     }
 }
 
+impl fmt::Debug for Block {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&describe(self))
+    }
+}
+
 impl Block {
     /// Whether a write of `new` has come here, or was on its way when the power
     /// was cut: some sectors are those of `new`, and all others what was there

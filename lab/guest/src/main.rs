@@ -130,7 +130,7 @@ fn identity() -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Use a disk until it is gone; when it is wrong, everything ends.
+/// Use a disk until it is gone; when it is wrong, or memory is, everything ends.
 fn use_disk(disk: &str, console: &Mutex<File>) {
     let say = |report: Report<'_>| {
         let _ = locked(console).write_all(report.line().as_bytes());
@@ -142,6 +142,14 @@ fn use_disk(disk: &str, console: &Mutex<File>) {
         Trouble::Disk(_) if is_gone(disk) => return say(Report::Gone { disk, serial }),
         Trouble::Disk(error) => error.to_string(),
         Trouble::Wrong(text) => text,
+        Trouble::Memory(why) => {
+            say(Report::Forgotten {
+                disk,
+                serial,
+                why: &why,
+            });
+            process::exit(1);
+        }
     };
     say(Report::Wrong {
         disk,

@@ -52,6 +52,15 @@ pub enum Report<'a> {
         /// What the host called it.
         serial: &'a str,
     },
+    /// Nobody knows any more what it must hold: the end, and not by the disk.
+    Forgotten {
+        /// The kernel's name.
+        disk: &'a str,
+        /// What the host calls it.
+        serial: &'a str,
+        /// In words.
+        why: &'a str,
+    },
     /// It does not hold what it must, or fails: the end.
     Wrong {
         /// The kernel's name.

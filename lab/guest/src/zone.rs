@@ -40,6 +40,8 @@ pub enum Trouble {
     Disk(io::Error),
     /// Something else was read than what was written.
     Wrong(String),
+    /// So it was, but by what is left of memory.
+    Memory(String),
 }
 
 impl From<io::Error> for Trouble {
@@ -54,6 +56,10 @@ pub struct Zone {
     start: u64,
     identity: u64,
     count: u64,
+    /// It says the count, too, and has a page of memory to itself: one of the two
+    /// may be lost where a guest is moved by an emulator that forgets to send what
+    /// has changed.
+    header: Box<Block>,
 }
 
 impl Zone {
@@ -67,11 +73,7 @@ impl Zone {
         if header.kind != Kind::Header || header.offset != start {
             return Err(Trouble::Wrong(format!("{header} is at {start}")));
         }
-        let mut zone = Self {
-            start,
-            identity: header.identity,
-            count: header.number,
-        };
+        let mut zone = Self::counted(start, header.identity, header.number);
         for _not_known in 0..2 {
             let next = zone.stamp(zone.count + 1);
             let before = zone
@@ -81,7 +83,7 @@ impl Zone {
             if !found.has_some_of(&next.block(), before.as_ref()) {
                 break;
             }
-            zone.count += 1;
+            zone = Self::counted(start, zone.identity, zone.count + 1);
             if found != next.block() {
                 device.write(next.offset, &next.block())?;
                 break;
@@ -91,7 +93,7 @@ impl Zone {
             zone.verify(device, slot)?;
         }
         // The next header may be torn, and is known by the one before it.
-        if block != zone.header().block() {
+        if block != *zone.header {
             device.flush()?;
             zone.write_header(device)?;
             device.flush()?;
@@ -101,14 +103,19 @@ impl Zone {
 
     /// A zone that begins now.
     pub fn begun(device: &impl Device, start: u64, identity: u64) -> Result<Self, Trouble> {
-        let zone = Self {
-            start,
-            identity,
-            count: 0,
-        };
+        let zone = Self::counted(start, identity, 0);
         zone.write_header(device)?;
         device.flush()?;
         Ok(zone)
+    }
+
+    fn counted(start: u64, identity: u64, count: u64) -> Self {
+        Self {
+            start,
+            identity,
+            count,
+            header: Box::new(header(start, identity, count)),
+        }
     }
 
     /// How many stamps it has seen.
@@ -124,6 +131,7 @@ impl Zone {
         device.write(stamp.offset, &stamp.block())?;
         device.flush()?;
         self.count += 1;
+        *self.header = header(self.start, self.identity, self.count);
         self.write_header(device)
     }
 
@@ -145,6 +153,13 @@ impl Zone {
         if found == expected.block() {
             return Ok(());
         }
+        if *self.header != header(self.start, self.identity, self.count) {
+            return Err(Trouble::Memory(format!(
+                "{} stamps were counted, {} was kept",
+                self.count,
+                block::describe(&self.header)
+            )));
+        }
         Err(Trouble::Wrong(format!(
             "{expected} was flushed, {} was read",
             block::describe(&found)
@@ -152,17 +167,7 @@ impl Zone {
     }
 
     fn write_header(&self, device: &impl Device) -> Result<(), Trouble> {
-        let header = self.header();
-        Ok(device.write(header.offset, &header.block())?)
-    }
-
-    fn header(&self) -> Content {
-        Content {
-            kind: Kind::Header,
-            identity: self.identity,
-            offset: self.start,
-            number: self.count,
-        }
+        Ok(device.write(self.start, &self.header)?)
     }
 
     fn stamp(&self, number: u64) -> Content {
@@ -179,6 +184,16 @@ impl Zone {
         (self.count.saturating_sub(SLOTS - 1).max(1)..=self.count)
             .find(|number| slot_of(*number) == slot)
     }
+}
+
+fn header(start: u64, identity: u64, number: u64) -> Block {
+    let content = Content {
+        kind: Kind::Header,
+        identity,
+        offset: start,
+        number,
+    };
+    content.block()
 }
 
 fn slot_of(number: u64) -> u64 {

@@ -133,11 +133,25 @@ fn torn(new: &Block, before: &Block) -> Block {
 }
 
 fn header(zone: &Zone, number: u64) -> Block {
-    Content {
-        number,
-        ..zone.header()
+    super::header(zone.start, zone.identity, number)
+}
+
+#[test]
+fn a_count_that_memory_has_forgotten_is_no_fault_of_the_disk() {
+    for forgotten in ["count", "header"] {
+        let device = Memory::default();
+        let mut zone = written(&device, SLOTS + 9);
+        match forgotten {
+            "count" => zone.count -= 1,
+            _ => {
+                *zone.header = header(&zone, SLOTS + 8);
+                let next = zone.stamp(SLOTS + 10);
+                device.overwrite(next.offset, Block::default());
+            }
+        }
+        let trouble = zone.write_next(&device).expect_err("it is noticed");
+        assert!(matches!(trouble, Trouble::Memory(_)), "{trouble:?}");
     }
-    .block()
 }
 
 #[test]
