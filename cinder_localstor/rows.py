@@ -169,23 +169,36 @@ def exported(ctxt: context.RequestContext, host: str, idle: bool = False
     :param host: ``host@backend``
     :param idle: only of those that nobody has, nor works at
     """
-    row, attachment = models.Volume, models.VolumeAttachment
-    backup = models.Backup
+    row = models.Volume
     with db.main_context_manager.reader.using(ctxt) as session:
         query = session.query(row.id).filter(
             row.deleted == sa.false(), _lives_on(host),
-            row.provider_location.is_not(None))
-        if idle:
-            query = query.filter(
-                row.status.in_(('available', 'in-use')),
-                sa.or_(row.migration_status.is_(None),
-                       row.migration_status.in_(MIGRATION_OVER)),
-                # A clone of one that is in use, without an attachment
-                ~sa.exists().where(backup.temp_volume_id == row.id,
-                                   backup.deleted == sa.false()),
-                ~sa.exists().where(attachment.volume_id == row.id,
-                                   attachment.deleted == sa.false()))
+            row.provider_location.is_not(None), *_is_idle() if idle else ())
         return {volume_id for volume_id, in query}
+
+
+def idle(ctxt: context.RequestContext, host: str) -> set[str]:
+    """Ids of the users' volumes on a backend that nobody has, nor works at.
+
+    :param host: ``host@backend``
+    """
+    row = models.Volume
+    with db.main_context_manager.reader.using(ctxt) as session:
+        return {volume_id for volume_id, in session.query(row.id).filter(
+            row.deleted == sa.false(), _lives_on(host), *_is_idle())}
+
+
+def _is_idle() -> tuple[Any, ...]:
+    row, attachment = models.Volume, models.VolumeAttachment
+    backup = models.Backup
+    return (row.status.in_(('available', 'in-use')),
+            sa.or_(row.migration_status.is_(None),
+                   row.migration_status.in_(MIGRATION_OVER)),
+            # A clone of one that is in use, without an attachment
+            ~sa.exists().where(backup.temp_volume_id == row.id,
+                               backup.deleted == sa.false()),
+            ~sa.exists().where(attachment.volume_id == row.id,
+                               attachment.deleted == sa.false()))
 
 
 def types_of(ctxt: context.RequestContext, volume_ids: Collection[str],

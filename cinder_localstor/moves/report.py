@@ -52,6 +52,7 @@ class Observed:
     :ivar wanted: the copies that should be there
     :ivar maps: logical volumes of the group for region maps, if it is
         another
+    :ivar idle: ids of the volumes that nobody has, by what Cinder knows
     :ivar down: hosts of volume services that are down
     :ivar pool: the thin pool, if there is one
     :ivar suspended: full names of logical volumes that answer nothing
@@ -61,6 +62,7 @@ class Observed:
     host: str
     at: datetime.datetime
     wanted: registry.Registry
+    idle: set[str]
     down: set[str]
     volumes: dict[str, interface.LogicalVolume] | None
     maps: dict[str, interface.LogicalVolume]
@@ -180,7 +182,7 @@ def look(ctxt: context.RequestContext, host: str, node: interface.Node
         maps = ask(node.metadata.logical_volumes)
     return Observed(
         host=host, at=timeutils.utcnow(), wanted=wanted,
-        down=directory.down(ctxt),
+        idle=rows.idle(ctxt, host), down=directory.down(ctxt),
         volumes=ask(node.volumes.logical_volumes), maps=maps or {},
         devices=ask(node.device_mapper.devices),
         # Only where a move needs it: to ask a target can take long.
@@ -376,7 +378,18 @@ class _Judge:
     def _standing_copy(self, copy: copies.Copy) -> Entry:
         return self._entry(copy.name, copy.volume_id, copy.role,
                            [*self._problems_of_volume(copy),
-                            *self._problems_of_handle(copy)])
+                            *self._problems_of_handle(copy),
+                            *self._forgotten_user(copy)])
+
+    def _forgotten_user(self, copy: copies.Copy) -> Iterator[str]:
+        name = handles.handle_name(copy.name)
+        handle = self._device(name)
+        if (copy.volume_id in self.observed.idle
+                and handle and handle.open_count):
+            yield ("it is open, and Cinder knows of nobody who has it: a "
+                   "guest that Nova has forgotten, perhaps. Nobody else is "
+                   "given the volume. Find who it is with 'lsof "
+                   "/dev/mapper/%s' and 'dmsetup ls --tree'" % name)
 
     def _problems_of_volume(self, copy: copies.Copy) -> Iterator[str]:
         if self.observed.volumes is None:

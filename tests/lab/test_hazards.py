@@ -202,6 +202,8 @@ class ForgottenGuestTest(HazardTestCase):
                               node)
             self.assertLess(refused, self.log_of(here).count('VolumeInUse'))
             self.assertEqual('available', self.user.show(volume)['status'])
+        self.assertIn('Cinder knows of nobody who has it', self.localstor(
+            here, 'status', '-f', 'json').stdout)
         here.run(['sh', '-c', 'kill $(cat /run/guest)'])
         again = self.attach(volume, here)
         self.assertEqual('of the first', self.read_stamp(again))

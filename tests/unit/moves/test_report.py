@@ -143,6 +143,24 @@ class StandingTest(ReportTestCase):
         self.assertEqual(('group-' + self.volume.name,), copy.under)
         self.assertTrue(self.report().is_well)
 
+    def test_it_is_open_though_nobody_has_it(self):
+        self.mapped().open_count = 1
+        self.assert_problem("'lsof /dev/mapper/"
+                            + handles.handle_name(self.volume.name))
+        attachment = self.cloud.reserve(self.volume)
+        self.assertTrue(self.report().is_well)
+        attachment.destroy()
+        self.assert_problem('Cinder knows of nobody')
+
+    def test_it_is_open_for_what_cinder_does_with_it(self):
+        self.mapped().open_count = 1
+        for does in ({'status': 'backing-up'},
+                     {'migration_status': 'migrating'}):
+            self.volume.update({'status': 'available',
+                                'migration_status': None, **does})
+            self.volume.save()
+            self.assertTrue(self.report().is_well, does)
+
     def test_other_node_knows_nothing_of_it(self):
         self.assertEqual((), self.copies(base.B))
 
