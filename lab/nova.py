@@ -152,6 +152,8 @@ def _nova_compute(place: services.Place) -> configuration.Sections:
             'resume_guests_state_on_host_boot': True,
             # Seconds that a guest has to end
             'shutdown_timeout': 3,
+            # Seconds for an image, for each GiB: the processors are busy.
+            'reimage_timeout_per_gb': 120,
             'pointer_model': 'ps2mouse',
             # There are no networks.
             'heal_instance_info_cache_interval': -1},
