@@ -124,7 +124,8 @@ class BeginTest(RowsTestCase):
     def test_move_is_not_there_without_what_connects(self):
         with mock.patch.object(rows, '_note_connecting',
                                side_effect=ValueError('the power fails')):
-            self.assertRaises(ValueError, self.begin, connecting=[])
+            self.assertRaises(ValueError, self.begin, connecting=[
+                {'id': '1-attachment', 'instance_uuid': 'instance-1'}])
         self.assertEqual([], rows.for_volume(self.ctxt, self.volume.id))
 
     def test_its_rows_are_made_with_two_statements(self):

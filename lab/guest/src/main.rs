@@ -138,23 +138,19 @@ fn use_disk(disk: &str, console: &Mutex<File>) {
     let serial = of_disk(disk, "serial").unwrap_or_default();
     let serial = serial.as_str();
     let Err(trouble) = write_stamps(disk, serial, &say);
-    let why = match trouble {
-        Trouble::Disk(_) if is_gone(disk) => return say(Report::Gone { disk, serial }),
-        Trouble::Disk(error) => error.to_string(),
-        Trouble::Wrong(text) => text,
-        Trouble::Memory(why) => {
-            say(Report::Forgotten {
-                disk,
-                serial,
-                why: &why,
-            });
-            process::exit(1);
-        }
+    if matches!(trouble, Trouble::Disk(_)) && is_gone(disk) {
+        return say(Report::Gone { disk, serial });
+    }
+    let (is_memory, why) = match trouble {
+        Trouble::Disk(error) => (false, error.to_string()),
+        Trouble::Wrong(text) => (false, text),
+        Trouble::Memory(text) => (true, text),
     };
-    say(Report::Wrong {
-        disk,
-        serial,
-        why: &why,
+    let why = why.as_str();
+    say(if is_memory {
+        Report::Forgotten { disk, serial, why }
+    } else {
+        Report::Wrong { disk, serial, why }
     });
     process::exit(1);
 }
