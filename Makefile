@@ -94,7 +94,8 @@ unit-test: setup
 	    "DevStack plugin. LOCALSTOR_DEVSTACK does not say where DevStack" \
 	    "is." >&2
 	$(VENV)/bin/tox run-parallel --parallel-no-spinner --skip-env 'py3|nova|database'
-	$(VENV)/bin/tox run -e py3,nova,database
+	$(VENV)/bin/tox run --fail-fast -e py3,nova,database \
+	    || { $(VENV)/bin/stestr failing | tail -n 20; exit 1; }
 
 # What "make test" has no time for.  Each part stands alone, because all of them
 # take most of a day.
