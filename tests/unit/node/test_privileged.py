@@ -73,6 +73,38 @@ class PrivilegedTestCase(unittest.TestCase):
             file.write('#!/bin/sh\n' + text)
         os.chmod(self.path(name), stat.S_IRWXU)
 
+    def hang(self, name, text, pid='$$'):
+        """Run a program that hangs; what is returned, and a process id that
+        it tells, as text of a shell.
+        """
+        self.program(name, text % {'started': 'echo %s > %s' % (
+            pid, self.path('pid'))})
+        start = privileged._start
+
+        def start_and_wait(*arguments):
+            process = start(*arguments)
+            # However busy the machine is, its time begins when it runs.
+            self.wait_until(lambda: self.written('pid'))
+            return process
+        with mock.patch.object(privileged, '_start', start_and_wait):
+            found = privileged.run([name], 0.3)
+        return found, int(self.written('pid'))
+
+    def written(self, name):
+        """A line that a program has written, empty before."""
+        try:
+            with open(self.path(name)) as file:
+                return file.read().rpartition('\n')[0]
+        except FileNotFoundError:
+            return ''
+
+    def wait_until(self, condition):
+        for _try in range(200):
+            if condition():
+                return
+            time.sleep(0.05)
+        self.fail('waited in vain')
+
 
 @ddt.ddt
 class DaemonTest(unittest.TestCase):
@@ -138,12 +170,12 @@ class RunTest(PrivilegedTestCase):
         self.assertRaises(ValueError, privileged.run_in_turn,
                           [['lvs'], ['sh', '-c', 'true']], 10)
 
-    def run_hanging(self, text):
-        self.program('lvs', text)
+    def run_hanging(self, text, pid='$$'):
         before = time.monotonic()
-        result = privileged.run(['lvs'], 0.3)
-        self.assertLess(time.monotonic() - before, 5)
+        result, pid = self.hang('lvs', text, pid)
+        self.assertLess(time.monotonic() - before, 30)
         self.assertEqual((privileged.TIMED_OUT, '', ''), result)
+        return pid
 
     def state(self, pid):
         """State of a process as proc(5) has it, None when it is gone."""
@@ -154,55 +186,51 @@ class RunTest(PrivilegedTestCase):
             return None
 
     def assert_dead(self, pid, *states):
-        for _try in range(100):
-            if self.state(pid) in (None, *states):
-                return
-            time.sleep(0.05)
-        self.fail('%d is %s' % (pid, self.state(pid)))
-
-    def pid(self, name):
-        with open(self.path(name)) as file:
-            return int(file.read())
+        self.wait_until(lambda: self.state(pid) in (None, *states))
 
     def test_hanging_command_is_killed(self):
-        self.run_hanging('echo $$ > %s; exec sleep 60' % self.path('pid'))
-        self.assert_dead(self.pid('pid'))
+        self.assert_dead(self.run_hanging('%(started)s; exec sleep 60'))
 
     def test_its_children_are_killed_too(self):
-        self.run_hanging('sleep 60 & echo $! > %s; wait' % self.path('pid'))
         # Whoever inherits it may not ask for it.
-        self.assert_dead(self.pid('pid'), 'Z')
+        self.assert_dead(self.run_hanging('sleep 60 & %(started)s; wait',
+                                          pid='$!'), 'Z')
 
     def test_command_that_ignores_signals_is_killed(self):
-        self.run_hanging('trap "" TERM INT HUP; sleep 60 & sleep 60')
+        self.assert_dead(self.run_hanging(
+            'trap "" TERM INT HUP; %(started)s; sleep 60 & sleep 60'))
 
     def test_child_that_keeps_the_output_open_does_not_block(self):
-        self.run_hanging('setsid sleep 2 & exec sleep 60')
+        child = self.run_hanging(
+            'setsid sleep 60 & %(started)s; exec sleep 60', pid='$!')
+        os.kill(child, signal.SIGKILL)
 
 
 class WriterTest(PrivilegedTestCase):
     """Commands that write LVM's metadata, and hang."""
 
-    def setUp(self):
-        super().setUp()
-        patience = mock.patch.object(privileged, 'PATIENCE', 1)
-        patience.start()
-        self.addCleanup(patience.stop)
-
     def run_hanging(self, text):
         """Run an lvcreate that hangs; what is returned, and its pid."""
-        self.program('lvcreate', 'echo $$ > %s\n%s' % (self.path('pid'),
-                                                       text))
-        found = privileged.run(['lvcreate'], 0.3)
-        with open(self.path('pid')) as file:
-            return found, int(file.read())
+        return self.hang('lvcreate', text)
 
     def wait_until_gone(self, pid):
-        for _try in range(100):
-            if not os.path.exists('/proc/%d' % pid):
-                return
-            time.sleep(0.05)
-        self.fail('%d is still there' % pid)
+        self.wait_until(lambda: not os.path.exists('/proc/%d' % pid))
+
+    def run_until_told(self, text, then='true'):
+        """Run one that does not end while anybody has patience, but for
+        that; its pid.
+        """
+        with mock.patch.object(privileged, 'PATIENCE', 1):
+            found, pid = self.run_hanging(
+                # What is ignored here could not be noticed there.
+                'trap : TERM; %%(started)s; sh -c \'%s '
+                'while [ ! -e %s ]; do sleep 0.1; done\'; %s'
+                % (text, self.path('go'), then))
+        self.assertEqual((privileged.STILL_RUNS, str(pid), ''), found)
+        with open(self.path('go'), 'w'):
+            pass
+        # No zombie is left of it either.
+        self.wait_until_gone(pid)
 
     def test_what_changes_metadata_is_one_of_them(self):
         readers = {'lvmconfig', 'lvs', 'vgs'}
@@ -212,38 +240,27 @@ class WriterTest(PrivilegedTestCase):
         self.assertIn('lvrename', privileged.WRITERS)
 
     def test_it_is_asked_to_end(self):
-        found, pid = self.run_hanging('exec sleep 60')
+        found, pid = self.run_hanging('%(started)s; exec sleep 60')
         self.assertEqual((privileged.TIMED_OUT, '', ''), found)
         self.wait_until_gone(pid)
 
     def test_it_may_finish_what_it_has_begun(self):
-        found, _pid = self.run_hanging('trap "" TERM; sleep 0.6; echo made')
+        found, _pid = self.run_hanging(
+            'trap "" TERM; %(started)s; sleep 0.6; echo made')
         self.assertEqual((0, 'made\n', ''), found)
 
     def test_one_that_gives_up_is_a_time_out(self):
         found, _pid = self.run_hanging(
-            'trap "exit 5" TERM; while :; do sleep 0.1; done')
+            'trap "exit 5" TERM; %(started)s; while :; do sleep 0.1; done')
         self.assertEqual((privileged.TIMED_OUT, '', ''), found)
 
     def test_one_in_a_critical_section_is_never_killed(self):
-        found, pid = self.run_hanging(
-            'trap "" TERM; while [ ! -e %s ]; do sleep 0.1; done\n'
-            'echo out; echo err >&2; touch %s' % (self.path('go'),
-                                                  self.path('done')))
-        self.assertEqual((privileged.STILL_RUNS, str(pid), ''), found)
-        with open(self.path('go'), 'w'):
-            pass
-        # No zombie is left of it either.
-        self.wait_until_gone(pid)
+        self.run_until_told('', 'echo out; echo err >&2; touch %s'
+                            % self.path('done'))
         self.assertTrue(os.path.exists(self.path('done')))
 
     def test_what_it_has_started_is_left_to_it(self):
-        found, pid = self.run_hanging(
-            'trap "" TERM; sh -c \'trap "touch %s" TERM; '
-            'for n in 1 2 3 4 5 6 7 8 9; do sleep 0.2; done\''
-            % self.path('asked'))
-        self.assertEqual((privileged.STILL_RUNS, str(pid), ''), found)
-        self.wait_until_gone(pid)
+        self.run_until_told('trap "touch %s" TERM;' % self.path('asked'))
         self.assertFalse(os.path.exists(self.path('asked')))
 
 
@@ -415,13 +432,6 @@ class GuardTest(PrivilegedTestCase):
         # One that was given up still works on the nodes.
         self.wait_until(lambda: not os.path.exists('/proc/%d' % guard))
 
-    def wait_until(self, condition):
-        for _try in range(200):
-            if condition():
-                return
-            time.sleep(0.05)
-        self.fail('waited in vain')
-
     def holder(self):
         return privileged.lock_holder(privileged.suspension_lock())
 
@@ -452,7 +462,7 @@ class GuardTest(PrivilegedTestCase):
                           file.read())
 
     def test_they_go_on_when_the_time_is_over_and_that_is_told(self):
-        guard = self.hold(seconds=0.5)
+        guard = self.hold(seconds=3)
         self.wait_until(lambda: not self.suspended())
         self.assertEqual(suspension.EARLY, privileged.let_go(guard, 10)[0])
 
@@ -477,7 +487,7 @@ class GuardTest(PrivilegedTestCase):
 
     def test_one_that_can_not_be_suspended_lets_the_others_go_on(self):
         self.write('b', 'suspend-hangs')
-        status, _out, _err = privileged.hold(['a', 'b'], 0.5, 10)
+        status, _out, _err = privileged.hold(['a', 'b'], 3, 10)
         self.assertEqual(suspension.EARLY, status)
         self.assertEqual((set(), ['suspend a', 'resume a']),
                          (self.suspended(), self.log()))
@@ -550,7 +560,7 @@ class GuardTest(PrivilegedTestCase):
         self.write('a', 'resume-hangs')
         self.assertEqual(privileged.TIMED_OUT,
                          privileged.let_go(guard, 1)[0])
-        self.assertEqual({'a'}, self.suspended())
+        self.wait_until(lambda: self.suspended() == {'a'})
         os.killpg(guard, signal.SIGKILL)
 
     def test_second_guard_waits_for_the_first(self):
