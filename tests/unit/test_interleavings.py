@@ -98,7 +98,7 @@ class ExplorerTest(base.TestCase):
                       str(finding))
 
     def test_operation_that_waits_for_ever_is_told(self):
-        self.patch('tests.unit.interleavings.PATIENCE', 1)
+        self.patch('tests.unit.interleavings.PATIENCE', 3)
 
         def wait(counter):
             threading.Event().wait()
