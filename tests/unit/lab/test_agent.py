@@ -50,7 +50,7 @@ class AgentTest(base.BaseTestCase):
         self.addCleanup(process.kill)
 
         def connect(address, _port, timeout):
-            for _ in range(500):
+            for _ in range(3000):
                 try:
                     return socket.create_connection((address, port), timeout)
                 except ConnectionRefusedError:
@@ -113,7 +113,7 @@ class AgentTest(base.BaseTestCase):
             errors.CommandTimeout, self.run_command, 'sh', '-c',
             f'sleep 60 & echo $! >{told}; wait', timeout=2)
 
-        for _ in range(500):
+        for _ in range(3000):
             if self.has_ended(int(told.read_text())):
                 return
             time.sleep(0.01)
@@ -167,7 +167,7 @@ class AgentTest(base.BaseTestCase):
         self.agent.request(do='service-start', name='it', log=log,
                            environment=self.environment,
                            argv=['sh', '-c', 'exit 3'])
-        for _ in range(500):
+        for _ in range(3000):
             state = self.agent.request(do='service-status', names=['it']
                                        )['services']['it']
             if state['state'] != 'running':

@@ -28,7 +28,7 @@ class ProcessTableTest(base.BaseTestCase):
         return process
 
     def wait_for_log(self, text):
-        for _ in range(500):
+        for _ in range(3000):
             if text in self.log.read_text():
                 return
             time.sleep(0.01)
@@ -71,7 +71,7 @@ class ProcessTableTest(base.BaseTestCase):
     def test_kill_ends_children_whose_parent_died(self):
         process = self.start('sleep 60 & echo started')
         self.wait_for_log('started')
-        for _ in range(500):
+        for _ in range(3000):
             if not self.table.get('it').alive:
                 break
             time.sleep(0.01)

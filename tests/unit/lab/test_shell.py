@@ -33,7 +33,7 @@ class RunTest(base.BaseTestCase):
             str(self.port)])
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
-        for _ in range(500):
+        for _ in range(3000):
             try:
                 return socket.create_connection(
                     ('127.0.0.1', self.port)).close()
