@@ -99,7 +99,7 @@ class PrivilegedTestCase(unittest.TestCase):
             return ''
 
     def wait_until(self, condition):
-        for _try in range(200):
+        for _try in range(600):
             if condition():
                 return
             time.sleep(0.05)
