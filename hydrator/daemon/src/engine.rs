@@ -867,10 +867,19 @@ mod tests {
             }
         }
 
+        /// Wait until nothing is on its way.
+        fn settle(&mut self) {
+            while self.engine.operations.iter().flatten().next().is_some() {
+                self.wait();
+            }
+        }
+
         /// A write, and a flush that is on its way; which disks are flushed.
         fn write_and_begin_flush(&mut self) -> Vec<Device> {
             self.submit(Operation::Write { fua: false }, BLOCK as u64);
             self.answer().unwrap();
+            // It is answered before its intent is written, for which a flush waits.
+            self.settle();
             self.submit(Operation::Flush, 0);
             let operations = self.engine.operations.iter().flatten();
             let mut flushed: Vec<_> = operations
@@ -909,9 +918,7 @@ mod tests {
         let (_, place) = kept(&bench);
         assert!(spooled(&bench, place) == bench.engine.buffers.block(place));
         bench.answer().unwrap();
-        while bench.engine.operations.iter().flatten().next().is_some() {
-            bench.wait();
-        }
+        bench.settle();
         assert!(spooled(&bench, place)[..512].iter().all(|byte| *byte == 0));
     }
 
@@ -979,9 +986,7 @@ mod tests {
         assert!(!bench.engine.is_at_rest());
         bench.engine.pause(Time(2));
         // Also what is read from the source, so that there is something to write.
-        while bench.engine.operations.iter().flatten().next().is_some() {
-            bench.wait();
-        }
+        bench.settle();
         let remote = bench.engine.volume().progress().remote;
         assert!(remote > 0, "there is something to copy");
         for tag in 1..4 {
