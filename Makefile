@@ -95,7 +95,7 @@ unit-test: setup
 	    "is." >&2
 	$(VENV)/bin/tox run-parallel --parallel-no-spinner --skip-env 'py3|nova|database'
 	$(VENV)/bin/tox run --fail-fast -e py3,nova,database \
-	    || { $(VENV)/bin/stestr failing | tail -n 20; exit 1; }
+	    || { $(WHAT_FAILED); exit 1; }
 
 # What "make test" has no time for.  Each part stands alone, because all of them
 # take most of a day.
@@ -214,14 +214,19 @@ rust: setup
 FOUND_RUST = found=$$($(CARGO) --version 2>/dev/null | cut -d' ' -f2)
 RUST_IS_NEW = printf '%s\n' $(RUST_VERSION) "$${found:-0}" | sort -V -C
 
-# What went wrong stands at the end, where one looks first.  Labs are taken down
-# whatever comes of it: of a target beside which others run, its own.
+# What went wrong stands at the end, where one looks first: how the last of them
+# failed, then the names of all.
+WHAT_FAILED := $(VENV)/bin/stestr failing | tail -n 20; \
+    $(VENV)/bin/stestr failing --list
+
+# Labs are taken down whatever comes of it: of a target beside which others run,
+# its own.
 RUN_LAB_TESTS := TEST_PATH=tests/lab $(VENV)/bin/stestr run --serial --color
 TEST_LABS := test test-chaos nova furnished blocks unprivileged contained names \
     releases multipathd mirrored ipv6
 LAB_DOWN = status=$$?; for name in $(TEST_LABS); do \
     $(LAB) --name $$name down || status=$$?; done; \
-    [ $$status = 0 ] || $(VENV)/bin/stestr failing | tail -n 20; \
+    [ $$status = 0 ] || { $(WHAT_FAILED); }; \
     exit $$status
 
 lab-test: chaos-test nova-test volume-test
