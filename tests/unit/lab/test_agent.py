@@ -11,10 +11,10 @@ from unittest import mock
 
 import fixtures
 from oslotest import base
-import psutil
 
 from lab import agent
 from lab import errors
+from lab import processes
 from lab import remote
 
 
@@ -114,17 +114,11 @@ class AgentTest(base.BaseTestCase):
             f'sleep 60 & echo $! >{told}; wait', timeout=2)
 
         for _ in range(3000):
-            if self.has_ended(int(told.read_text())):
+            found = processes.read_stat(int(told.read_text()))
+            if found is None or found.dead:
                 return
             time.sleep(0.01)
         self.fail('what it has started goes on')
-
-    @staticmethod
-    def has_ended(pid):
-        try:
-            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
 
     def test_a_signal_shows_in_the_status(self):
         result = self.run_command('sh', '-c', 'kill -9 $$', check=False)
