@@ -98,12 +98,12 @@ class PrivilegedTestCase(unittest.TestCase):
         except FileNotFoundError:
             return ''
 
-    def wait_until(self, condition):
+    def wait_until(self, condition, why=lambda: 'waited in vain'):
         for _try in range(600):
             if condition():
                 return
             time.sleep(0.05)
-        self.fail('waited in vain')
+        self.fail(why())
 
 
 @ddt.ddt
@@ -186,7 +186,8 @@ class RunTest(PrivilegedTestCase):
             return None
 
     def assert_dead(self, pid, *states):
-        self.wait_until(lambda: self.state(pid) in (None, *states))
+        self.wait_until(lambda: self.state(pid) in (None, *states),
+                        lambda: '%d is %s' % (pid, self.state(pid)))
 
     def test_hanging_command_is_killed(self):
         self.assert_dead(self.run_hanging('%(started)s; exec sleep 60'))
@@ -214,7 +215,8 @@ class WriterTest(PrivilegedTestCase):
         return self.hang('lvcreate', text)
 
     def wait_until_gone(self, pid):
-        self.wait_until(lambda: not os.path.exists('/proc/%d' % pid))
+        self.wait_until(lambda: not os.path.exists('/proc/%d' % pid),
+                        lambda: '%d is still there' % pid)
 
     def run_until_told(self, text, then='true'):
         """Run one that does not end while anybody has patience, but for
@@ -494,8 +496,8 @@ class GuardTest(PrivilegedTestCase):
 
     def test_who_waits_no_longer_lets_them_go_on(self):
         self.write('b', 'suspend-hangs')
-        self.assertNotEqual(0, privileged.hold(['a', 'b'], 60, 1)[0])
-        self.wait_until(lambda: not self.suspended())
+        self.assertNotEqual(0, privileged.hold(['a', 'b'], 60, 3)[0])
+        self.assertEqual(set(), self.suspended())
 
     def test_resuming_is_tried_until_it_works(self):
         guard = self.hold()
@@ -559,8 +561,8 @@ class GuardTest(PrivilegedTestCase):
         guard = self.hold()
         self.write('a', 'resume-hangs')
         self.assertEqual(privileged.TIMED_OUT,
-                         privileged.let_go(guard, 1)[0])
-        self.wait_until(lambda: self.suspended() == {'a'})
+                         privileged.let_go(guard, 3)[0])
+        self.assertEqual({'a'}, self.suspended())
         os.killpg(guard, signal.SIGKILL)
 
     def test_second_guard_waits_for_the_first(self):
