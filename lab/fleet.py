@@ -39,6 +39,8 @@ SECONDS = 45
 IN_A_PROCESS = 5
 IN_OTHERS = 50
 FIRST = 50
+# Connections to the database that a service may have, beside its pool's
+CONNECTIONS = 50
 BACKEND = configuration.BACKENDS[0]
 # Seconds
 START_TIMEOUT = 600
@@ -121,6 +123,8 @@ def options(state: str) -> services.Options:
                     'state_path': state},
         'oslo_concurrency': {'lock_path': f'{state}/locks'},
         'coordination': {'backend_url': f'file://{state}/coordination'},
+        # Services of one process share a pool; those of nodes have their own.
+        'database': {'max_overflow': CONNECTIONS * IN_OTHERS},
         BACKEND: {'volume_driver': 'lab.simulated_driver.SimulatedDriver',
                   'volume_backend_name': BACKEND, 'lvm_type': 'default',
                   'iscsi_target_flags': 'direct'},
@@ -156,6 +160,15 @@ def run(cloud: clouds.Cloud, sizes: Sequence[int], rate: float,
                       in zip(HEADINGS, row(found))))
         yield found
         fleet.detach_all()
+
+
+def node_of(volume: int, nodes: int, number: int) -> int:
+    """Where one of so many volumes is put, so that nodes take part alike.
+
+    :param volume: the first one is 0
+    :returns: the first node is 0
+    """
+    return volume * max(1, nodes // number) % nodes
 
 
 def load(before: Count, after: Count) -> Load:
@@ -214,18 +227,25 @@ class _Fleet:
             place.environment | control_plane.lab_on_path(place))
 
     def _wait_until_up(self, end: float) -> None:
+        """Until the scheduler would choose any of them."""
         while True:
-            up = sum(found['state'] == 'up' for found in
-                     self._cloud.volume_api.get(
-                         '/os-services?binary=cinder-volume').json()[
-                             'services'])
-            if up >= self._size:
+            known = self._known()
+            if known >= self._size:
                 return
             if time.monotonic() > end:
                 raise errors.LabError(
-                    f'{up} of {self._size} volume services are up after '
+                    f'{known} of {self._size} volume services are up after '
                     f'{START_TIMEOUT} s. See the logs "fleet-...".')
             time.sleep(1)
+
+    def _known(self) -> int:
+        """How many are up, and have told the scheduler of their space."""
+        api = self._cloud.volume_api
+        services = api.get('/os-services?binary=cinder-volume').json()
+        up = sum(found['state'] == 'up' for found in services['services'])
+        if up < self._size:
+            return up
+        return len(api.get('/scheduler-stats/get_pools').json()['pools'])
 
     # What is asked of all
 
@@ -268,7 +288,7 @@ class _Fleet:
 
     def make_volumes(self, number: int, nodes: int,
                      say: Callable[[str], None]) -> None:
-        """Have so many volumes, on the first nodes."""
+        """Have so many volumes, on the nodes that there are first."""
         if self._volumes:
             return
         say(f'making {number} volumes')
@@ -276,7 +296,8 @@ class _Fleet:
         with concurrent.futures.ThreadPoolExecutor(MADE_AT_ONCE) as pool:
             self._volumes = list(pool.map(
                 lambda which: self._user.create_volume(
-                    1, BACKEND, configuration.fleet_node(which % nodes + 1)),
+                    1, BACKEND, configuration.fleet_node(
+                        node_of(which, nodes, number) + 1)),
                 range(number)))
         say(f'made in {time.monotonic() - begin:.0f} s')
 
@@ -301,10 +322,12 @@ class _Fleet:
     def _attach(self, volume: str, home: str, which: int, due: float
                 ) -> float:
         time.sleep(max(0, due - time.monotonic()))
-        own = int(home.partition('@')[0][1:])
-        # Anywhere but there
-        node = configuration.fleet_node(
-            (own + which % (self._size - 1)) % self._size + 1)
+        # As far away as can be, for it would be a neighbour's often
+        there = (node_of(which, self._size, len(self._volumes))
+                 + self._size // 2) % self._size
+        node = configuration.fleet_node(there + 1)
+        if node == home.partition('@')[0]:
+            node = configuration.fleet_node((there + 1) % self._size + 1)
         created = self._cloud.volume_api.post('/attachments', json={
             'attachment': {
                 'volume_uuid': volume, 'instance_uuid': str(uuid.uuid4()),

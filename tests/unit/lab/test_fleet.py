@@ -23,6 +23,17 @@ class LoadTest(base.BaseTestCase):
         self.assertEqual({'fleet': 0.5}, found.processors)
 
 
+class NodeOfTest(base.BaseTestCase):
+
+    def test_few_volumes_are_all_over_many_nodes(self):
+        self.assertEqual([0, 2, 4, 6], [
+            fleet.node_of(volume, nodes=9, number=4) for volume in range(4)])
+
+    def test_nodes_have_alike_of_many_volumes_and_in_turn(self):
+        self.assertEqual([0, 1, 2, 0, 1, 2], [
+            fleet.node_of(volume, nodes=3, number=6) for volume in range(6)])
+
+
 class RowTest(base.BaseTestCase):
 
     def row(self, **values):
