@@ -326,9 +326,10 @@ class SourceUnreachable(LocalStorException):
 
 
 class PeerDown(LocalStorException):
-    message = _("Peer %(peer)s does not answer (%(reason)s). Volume "
-                "%(volume_id)s stays on %(host)s; start cinder-volume on the "
-                "peer and attach again.")
+    message = _("Peer %(peer)s does not answer (%(reason)s), which %(host)s "
+                "asks about %(about)s. Start cinder-volume there. Attach "
+                "again then what could not be attached; what has begun goes "
+                "on by itself.")
 
 
 class PeerDisabled(LocalStorException):
@@ -350,8 +351,8 @@ class PeerInAnotherZone(LocalStorException):
 class PeerFailed(LocalStorException):
     """A peer said no; `kind` is the name of its error's class."""
 
-    message = _("Peer %(peer)s could not do '%(step)s' for volume "
-                "%(volume_id)s: %(reason)s")
+    message = _("Peer %(peer)s could not do '%(step)s' for %(about)s: "
+                "%(reason)s")
 
     def __init__(self, message=None, kind: str = '', **kwargs) -> None:
         super().__init__(message, **kwargs)

@@ -33,6 +33,7 @@ from cinder import objects
 from cinder.objects import fields
 from cinder.volume import volume_utils
 from oslo_db import api as oslo_db_api
+from oslo_db import exception as db_exception
 from oslo_utils import timeutils
 from oslo_utils import units
 import sqlalchemy as sa
@@ -73,6 +74,8 @@ IDENTITY = (*PLACE, 'provider_id', 'provider_location', 'provider_auth',
             'provider_geometry')
 # Longest value that a metadata row holds
 MOST_CHARACTERS = 255
+# What is raised while the database does not answer, or takes nobody more
+UNREACHABLE = (db_exception.DBConnectionError, sa.exc.OperationalError)
 # What of an attachment's id is kept where many have to fit into one row
 SHORT_ID = 8
 FIRST_GENERATION = 1

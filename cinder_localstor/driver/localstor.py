@@ -86,6 +86,10 @@ def _try_each(tasks: Mapping[str, Callable[[], None]]) -> None:
     for name, task in tasks.items():
         try:
             task()
+        except rows.UNREACHABLE as error:
+            # Every few seconds, and never for a reason that is in this code
+            LOG.error('Could not %(task)s: %(error)s',
+                      {'task': name, 'error': str(error).partition('\n')[0]})
         except Exception:
             LOG.exception('Could not %s', name)
 

@@ -177,17 +177,23 @@ class PeerAPI:
         self.host = host
         self._timeout = timeout
 
-    def _call(self, peer: str, about: str, method: str, patient: bool,
-              version: str = FIRST_VERSION, **arguments: Any) -> Any:
-        """:param version: the first that has the method
+    def _call(self, peer: str, volume_id: str, method: str, /,
+              patient: bool, **arguments: Any) -> Any:
+        """Ask a peer about a volume, see :meth:`_ask`."""
+        return self._ask(peer, 'volume ' + volume_id, method, patient,
+                         **arguments)
+
+    def _ask(self, peer: str, about: str, method: str, patient: bool,
+             version: str = FIRST_VERSION, **arguments: Any) -> Any:
+        """:param about: what users and operators are told if it fails
+        :param version: the first that has the method
         :raises PeerDown: no answer came; what was done is unknown
         :raises PeerFailed: the peer says that it failed
         """
         ctxt = context.get_admin_context()
         asked = ', '.join(arguments.get('steps', [method]))
         if not self.is_up(ctxt, peer):
-            raise exception.PeerDown(peer=peer, volume_id=about,
-                                     host=self.host,
+            raise exception.PeerDown(peer=peer, about=about, host=self.host,
                                      reason='its service is down')
         client = rpc.get_client(_target(peer, version)).prepare(
             timeout=PATIENCE if patient else self._timeout,
@@ -196,24 +202,24 @@ class PeerAPI:
             return client.call(ctxt, method, **arguments)
         except messaging.MessagingTimeout as error:
             raise exception.PeerDown(
-                peer=peer, volume_id=about, host=self.host,
+                peer=peer, about=about, host=self.host,
                 reason='no answer in %d seconds' % self._timeout) from error
         except messaging.UnsupportedVersion as error:
             raise exception.PeerFailed(
-                peer=peer, volume_id=about, step=asked, reason=error,
+                peer=peer, about=about, step=asked, reason=error,
                 kind=UNSUPPORTED) from error
         except messaging.RemoteError as error:
             raise exception.PeerFailed(
-                peer=peer, volume_id=about, step=asked, kind=error.exc_type,
+                peer=peer, about=about, step=asked, kind=error.exc_type,
                 reason=error.value) from error
         except messaging.MessagingException as error:
-            raise exception.PeerDown(peer=peer, volume_id=about,
-                                     host=self.host, reason=error) from error
+            raise exception.PeerDown(peer=peer, about=about, host=self.host,
+                                     reason=error) from error
         except Exception as error:
             # Errors of Python and of Cinder come as themselves, in a class
             # that oslo.messaging makes up for them.
             raise exception.PeerFailed(
-                peer=peer, volume_id=about, step=asked, reason=error,
+                peer=peer, about=about, step=asked, reason=error,
                 kind=type(error).__name__.removesuffix('_Remote')) from error
 
     def is_up(self, ctxt: context.RequestContext, peer: str) -> bool:
@@ -224,7 +230,7 @@ class PeerAPI:
 
     def identify(self, peer: str) -> list[str]:
         """Names and addresses of a peer's node."""
-        return self._call(peer, '-', 'identify', patient=False)
+        return self._ask(peer, 'its names', 'identify', patient=False)
 
     def examine(self, peer: str, volume_id: str, block_size: int,
                 portal: str, is_copy: bool = False, data_path: str = '',
@@ -275,8 +281,9 @@ class PeerAPI:
     def remaining(self, peer: str, names: Collection[str]) -> set[str]:
         """Which of some copies a peer has still, or has not wiped yet."""
         try:
-            return set(self._call(peer, '-', 'remaining', patient=False,
-                                  version='1.1', names=sorted(names)))
+            return set(self._ask(
+                peer, 'what is left of copies', 'remaining', patient=False,
+                version='1.1', names=sorted(names)))
         except exception.PeerFailed as error:
             if error.kind != UNSUPPORTED:
                 raise

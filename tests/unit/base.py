@@ -203,25 +203,25 @@ class Peers:
     def _call(self, peer, method, *arguments):
         def act():
             if peer in self._cloud.down:
-                raise exception.PeerDown(peer=peer, volume_id='-', host='-',
+                raise exception.PeerDown(peer=peer, about='-', host='-',
                                          reason='down')
             try:
                 return getattr(self._cloud.running[peer].answers, method)(
                     self._cloud.ctxt, *arguments)
             except cinder_exception.CinderException as error:
                 raise exception.PeerFailed(
-                    peer=peer, volume_id='-', step=method, reason=str(error),
+                    peer=peer, about='-', step=method, reason=str(error),
                     kind=type(error).__name__)
             except simulated.Crash as crash:
                 if crash.host != peer:
                     raise
                 self._cloud.lose(peer)
-                raise exception.PeerDown(peer=peer, volume_id='-', host='-',
+                raise exception.PeerDown(peer=peer, about='-', host='-',
                                          reason='no answer')
         try:
             return self._faults.around('Peers.' + method, act)
         except exception.CommandFailed as error:
-            raise exception.PeerDown(peer=peer, volume_id='-', host='-',
+            raise exception.PeerDown(peer=peer, about='-', host='-',
                                      reason='a lost message') from error
 
     def identify(self, peer):

@@ -7,8 +7,10 @@ from cinder.db import api as db
 from cinder.interface import volume_driver
 from cinder import objects
 import ddt
+from oslo_db import exception as db_exception
 from oslo_utils import units
 from oslo_utils import uuidutils
+import sqlalchemy
 
 from cinder_localstor import driver as package
 from cinder_localstor.driver import localstor
@@ -156,6 +158,29 @@ class SetupTest(DriverTestCase):
               mock.patch.object(self.driver, '_export_again') as exported):
             self.driver._watch_moves()
         exported.assert_called_once_with()
+
+    def log_of(self, error):
+        with (mock.patch.object(self.driver._service.scheduler, 'watch',
+                                side_effect=error),
+              self.assertLogs('cinder_localstor', 'ERROR') as log):
+            self.driver._watch_moves()
+        [told] = log.output
+        return told
+
+    def test_database_that_is_away_takes_a_line_of_the_log_each_time(self):
+        for error in (
+                db_exception.DBConnectionError(
+                    sqlalchemy.exc.OperationalError(
+                        'SELECT 1', {}, Exception('gone away'))),
+                sqlalchemy.exc.OperationalError(
+                    'SELECT 1', {}, Exception('Too many connections'))):
+            told = self.log_of(error)
+            self.assertIn('Could not look after the moves', told)
+            self.assertRegex(told, 'gone away|Too many connections')
+            self.assertNotIn('\n', told)
+
+    def test_any_other_error_is_told_with_its_place(self):
+        self.assertIn('Traceback', self.log_of(ValueError()))
 
     def test_what_can_not_be_settled_keeps_no_export(self):
         with (mock.patch.object(self.driver._unfinished, 'settle',

@@ -515,7 +515,7 @@ class SnapshotTest(ManageTestCase):
         with mock.patch.object(
                 base.Peers, 'unmanage_snapshot', create=True, side_effect=(
                     exception.PeerFailed(
-                        peer=A, volume_id='v', step='unmanage_snapshot',
+                        peer=A, about='the volume', step='unmanage_snapshot',
                         reason='', kind='UnsupportedVersion'))):
             self.assert_stays(snapshot, A, 'Upgrade')
 

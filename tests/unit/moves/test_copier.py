@@ -320,7 +320,7 @@ class FromSnapshotTest(CopierTestCase):
         volume = self.make(base.B, self.take())
         with mock.patch.object(base.Peers, 'examine',
                                side_effect=exception.PeerFailed(
-                                   peer=base.C, volume_id=volume.id,
+                                   peer=base.C, about='the volume',
                                    step='examine', reason='too old')) as ask:
             self.assertRaises(exception.PeerFailed, self.cloud.move, volume,
                               base.C)

@@ -165,7 +165,7 @@ class IdentityTest(DirectoryTestCase):
 
     def silence(self, peer):
         self.answers[peer] = exception.PeerDown(
-            peer=peer, volume_id='-', host='-', reason='gone')
+            peer=peer, about='its names', host='-', reason='gone')
 
     def test_peer_that_does_not_answer_hides_nobody_else(self):
         self.silence(base.A)

@@ -180,6 +180,15 @@ class CallTest(RpcTestCase):
         for part in (base.B, base.A, 'volume-id', '2 seconds'):
             self.assertIn(part, str(error))
 
+    def test_what_is_asked_of_no_volume_is_told_without_one(self):
+        with mock.patch('cinder.objects.Service.is_up', False):
+            for ask, about in (
+                    (lambda: self.api.identify(base.B), 'its names'),
+                    (lambda: self.api.remaining(base.B, ['copy']),
+                     'what is left of copies')):
+                error = self.assertRaises(exception.PeerDown, ask)
+                self.assertIn(f'asks about {about}. ', str(error))
+
     def test_peer_whose_service_is_down_is_not_asked(self):
         with mock.patch('cinder.objects.Service.is_up', False):
             self.assertRaises(exception.PeerDown, self.api.identify, base.B)
