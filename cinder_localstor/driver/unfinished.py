@@ -43,6 +43,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import datetime
+import threading
 from typing import Any
 from typing import TypeAlias
 
@@ -123,6 +124,9 @@ class Unfinished:
         # Ids of what this process works on, once for each request: one may
         # come twice
         self._under_way: list[str] = []
+        # Held while something joins these, and while a row changes of what
+        # is not among them
+        self._lock = threading.Lock()
         # Ids of all snapshots of groups that this process was asked to take or
         # to delete, with their states: it says itself what has become of them
         self._asked_for: set[tuple[str, str]] = set()
@@ -131,8 +135,11 @@ class Unfinished:
     def under_way(self, what_id: str) -> Iterator[None]:
         """Leave a volume, a snapshot or a group to who works on it, however
         long that takes: it may have to wait.
+
+        What was settled before has its new state by then.
         """
-        self._under_way.append(what_id)
+        with self._lock:
+            self._under_way.append(what_id)
         try:
             yield
         finally:
@@ -143,6 +150,15 @@ class Unfinished:
         as this process lives.
         """
         self._asked_for.add((taken.id, taken.status))
+
+    def _change(self, what: Changed, after: Mapping[str, int | str],
+                before: Mapping[str, str]) -> bool:
+        """Change the row of what nobody works on; whether it was so, and as
+        it had been.
+        """
+        with self._lock:
+            return what.id not in self._under_way and bool(
+                what.conditional_update(after, before))
 
     def settle(self, ctxt: context.RequestContext) -> None:
         """Settle what there is; what can't be yet is left for the next look.
@@ -164,8 +180,8 @@ class Unfinished:
         # Whoever has settled the volume may have died before this.
         for snapshot in broken_off('Snapshot', 'restoring'):
             if snapshot.volume.status != 'reverting':
-                snapshot.conditional_update({'status': 'available'},
-                                            {'status': 'restoring'})
+                self._change(snapshot, {'status': 'available'},
+                             {'status': 'restoring'})
         for volume in broken_off('Volume', custodian.MANAGING,
                                  custodian.UNMANAGING):
             self._settle_managing(ctxt, volume, self._custodian.settle_volume)
@@ -230,8 +246,8 @@ class Unfinished:
                         {'volume': volume_id, 'end': end})
 
     def _break_off_deletion(self, snapshot: objects.Snapshot) -> None:
-        if not snapshot.conditional_update({'status': 'error'},
-                                           {'status': 'deleting'}):
+        if not self._change(snapshot, {'status': 'error'},
+                            {'status': 'deleting'}):
             return
         LOG.warning('Snapshot %s was being deleted when the service ended; '
                     'it can be deleted again', snapshot.id)
@@ -251,11 +267,9 @@ class Unfinished:
                         'service ended. It is of no use, and can be deleted',
                         {'id': taken.id, 'status': before})
 
-    @staticmethod
-    def _break_off_update(group: objects.Group) -> None:
-        if group.conditional_update(
-                {'status': fields.GroupStatus.AVAILABLE},
-                {'status': fields.GroupStatus.UPDATING}):
+    def _break_off_update(self, group: objects.Group) -> None:
+        if self._change(group, {'status': fields.GroupStatus.AVAILABLE},
+                        {'status': fields.GroupStatus.UPDATING}):
             LOG.warning('Volumes of group %s were being changed when the '
                         'service ended. It has those that say so', group.id)
 
@@ -342,18 +356,20 @@ class Unfinished:
                       message_field.Detail.DRIVER_FAILED_EXTEND)
 
     def _rest(self, volume: objects.Volume, **changes: int | str) -> bool:
-        """Take a volume to a state of rest; whether nobody else has."""
+        """Take a volume to a state of rest; whether nobody else has, nor
+        works on it.
+        """
         before = volume.status
         status = 'in-use' if volume.volume_attachment else 'available'
-        changed = volume.conditional_update(
-            {'status': status, **changes}, {'status': before})
+        changed = self._change(volume, {'status': status, **changes},
+                               {'status': before})
         if changed:
             LOG.warning('Volume %(volume)s was %(before)s when the service '
                         'ended, and is %(status)s now; its size is %(size)d '
                         'GiB', {'volume': volume.id, 'before': before,
                                 'status': status,
                                 'size': changes.get('size', volume.size)})
-        return bool(changed)
+        return changed
 
     # The quota
 

@@ -2,8 +2,10 @@
 
 import contextlib
 import datetime
+import threading
 from unittest import mock
 
+from cinder import context
 from cinder.db import api as db
 from cinder.db import models
 from cinder.message import message_field
@@ -139,6 +141,46 @@ class FindTest(UnfinishedTestCase):
             self.assertEqual(('retyping', 1), self.state())
         self.settle()
         self.assertEqual(('available', 1), self.state())
+
+
+class BeginningTest(UnfinishedTestCase):
+    """A request that has waited on the bus comes while it is settled."""
+
+    def test_who_comes_first_is_left_to_work(self):
+        self.ask(3)
+        find = self.unfinished._reservations
+        with contextlib.ExitStack() as at_work:
+            def begin(*args):
+                at_work.enter_context(
+                    self.unfinished.under_way(self.volume.id))
+                return find(*args)
+            with mock.patch.object(self.unfinished, '_reservations', begin):
+                self.settle()
+            self.assertEqual(('extending', 1), self.state())
+            self.assertEqual((1, 2), self.usage())
+            self.assertEqual([], self.messages())
+
+    def test_who_comes_later_finds_what_has_become_of_it(self):
+        self.ask(3)
+        found = []
+
+        def begin():
+            with self.unfinished.under_way(self.volume.id):
+                found.append(unfinished.is_given_up(
+                    context.get_admin_context(), self.volume.id))
+        late = threading.Thread(target=begin)
+        change = objects.Volume.conditional_update
+
+        def change_slowly(*args):
+            late.start()
+            late.join(0.1)
+            self.assertEqual([], found)
+            return change(*args)
+        with mock.patch.object(objects.Volume, 'conditional_update',
+                               change_slowly):
+            self.settle()
+        late.join()
+        self.assertEqual([True], found)
 
 
 class ExtensionTest(UnfinishedTestCase):
