@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 from unittest import mock
 
+from cinder import objects
 from oslo_utils import units
 
 from cinder_localstor.datapath import clone
@@ -328,6 +329,31 @@ class MovingTest(ReportTestCase):
             self.cloud.watch()
             self.cloud.hydrate()
         self.assertEqual([], rows.for_host(self.ctxt, base.A))
+
+    def detach(self):
+        for attachment in objects.VolumeAttachmentList.get_all_by_volume_id(
+                self.ctxt, self.volume.id):
+            attachment.destroy()
+
+    def test_it_is_open_though_nobody_has_it(self):
+        self.cloud.watch()
+        self.mapped(base.B).open_count = 1
+        self.assertTrue(self.report(base.B).is_well)
+        self.detach()
+        self.assert_problem('Cinder knows of nobody', base.B)
+
+    def test_it_is_open_for_what_arrives_from_it(self):
+        middle = self.mapped(base.B)
+        for host in (base.A, base.B):
+            self.cloud.watch()
+            self.cloud.move(self.volume, host)
+        self.detach()
+        middle.open_count = 1
+        for host in (base.A, base.B):
+            self.assertTrue(self.report(host).is_well,
+                            self.report(host).found())
+        self.mapped(base.B).open_count = 1
+        self.assert_problem('Cinder knows of nobody', base.B)
 
     def test_problem_of_a_move_is_shown_on_both_nodes(self):
         rows.record_problem(self.ctxt, self.move_of_volume(), 'it rains')
