@@ -519,8 +519,9 @@ class _Judge:
         elif (table.STAND_ALONE.is_done(move)
                 and not move.transfer.is_snapshot):
             problems += self._problems_of_handle(copy)
-        # The target has those open that others arrive from.
-        if copy.name not in {source.name for source in self._wanted.sources}:
+        # What others arrive from is open for these, and so are snapshots.
+        if (not move.transfer.is_snapshot and copy.name not in {
+                source.name for source in self._wanted.sources}):
             problems += self._forgotten_user(copy)
         return self._entry(copy.name, copy.volume_id, copy.role, problems,
                            running)

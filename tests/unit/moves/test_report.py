@@ -355,6 +355,18 @@ class MovingTest(ReportTestCase):
         self.mapped(base.B).open_count = 1
         self.assert_problem('Cinder knows of nobody', base.B)
 
+    def test_snapshot_that_arrives_is_open_for_what_is_made_of_it(self):
+        self.cloud.watch()
+        snapshot = self.cloud.snapshot_row(self.volume)
+        self.cloud.running[base.B].keeper.create(self.ctxt, snapshot)
+        self.detach()
+        name = rows.find_snapshot(self.ctxt, snapshot.id).name
+        self.assertIn((name, copies.Role.ARRIVING), [
+            (copy.name, copy.role) for copy in self.copies(base.B)])
+        self.cloud.nodes[base.B].device_mapper.nodes[
+            handles.handle_name(name)].open_count = 1
+        self.assertEqual(set(), self.report(base.B).found())
+
     def test_problem_of_a_move_is_shown_on_both_nodes(self):
         rows.record_problem(self.ctxt, self.move_of_volume(), 'it rains')
         self.assert_problem('it rains', base.A)
