@@ -714,6 +714,7 @@ class LocalStorDriver(driver.VolumeDriver):
                 rows.record_export(ctxt, volume_id, planned)
                 volume.update(planned)
             try:
+                self._bring_back_handle(ctxt, volume)
                 export = self._remote.export(ctxt, volume,
                                              self.local_path(volume))
             except Exception:
@@ -795,6 +796,11 @@ class LocalStorDriver(driver.VolumeDriver):
         volume.provider_location = None
         volume.provider_auth = None
         # What Cinder's own driver has exported by LIO nobody else could open.
+        self._bring_back_handle(ctxt, volume)
+
+    def _bring_back_handle(self, ctxt: context.RequestContext,
+                           volume: objects.Volume) -> None:
+        """Make the handle of a volume that lives here, if it is missing."""
         if not self._handles.is_there(volume.name):
             self._service.recovery.restore(ctxt, volume.id)
 
@@ -829,6 +835,9 @@ class LocalStorDriver(driver.VolumeDriver):
             # Whoever waited has gone since.
             raise exception.NotWanted(volume_id=volume.id, host=self.host,
                                       peer=connector.get('host'))
+        # What kept it from being made when the node started, or when an
+        # export ended, may be over.
+        self._bring_back_handle(context.get_admin_context(), present)
         copy = present.name
         if kind is Connection.LOCAL:
             copy = self._mover.stay(context.get_admin_context(), volume.id)

@@ -57,8 +57,8 @@ class Recovery:
         self._scheduler.tend_exports(list(found.moves))
 
     def restore(self, ctxt: context.RequestContext, volume_id: str) -> None:
-        """Bring back the handle of a volume that lives here, if it could not
-        be made at the start.
+        """Bring back the handle of a volume that lives here, if it can be made
+        by now.
         """
         found = registry.read(ctxt, self.host)
         self._handles.restore([copy for copy in found.restored()

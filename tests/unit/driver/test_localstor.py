@@ -368,10 +368,24 @@ class ConnectionTest(DriverTestCase):
         self.cloud.nodes[base.A].volumes.pool_size = 64 * units.Gi
         self.assertIs(True, self.connect(HERE)['data']['discard'])
 
-    def test_copy_without_a_handle_is_not_attached(self):
-        self.cloud.nodes[base.A].device_mapper.nodes.clear()
-        error = self.assertRaises(exception.HandleMissing, self.connect, HERE)
+    def test_copy_that_can_have_no_handle_is_not_attached(self):
+        node = self.cloud.nodes[base.A]
+        node.device_mapper.nodes.clear()
+        with mock.patch.object(node.volumes, 'active_names',
+                               return_value=set()):
+            error = self.assertRaises(exception.HandleMissing, self.connect,
+                                      HERE)
         self.assertIn(self.volume.name, str(error))
+
+    @ddt.data(HERE, INSTANCE, STRANGER)
+    def test_handle_is_made_where_it_could_not_be_before(self, connector):
+        self.cloud.write(self.volume, 3, 'before')
+        self.cloud.nodes[base.A].device_mapper.nodes.clear()
+        self.cloud.reserve(self.volume)
+        self.driver.create_export(self.ctxt, self.volume, connector)
+        self.connect(connector)
+        self.assertEqual(self.cloud.content[self.volume.id],
+                         self.cloud.read(self.volume))
 
     def test_instance_elsewhere_gets_the_volume_there(self):
         self.cloud.reserve(self.volume)
