@@ -29,8 +29,8 @@ from lab import leftovers
 from lab import sizes
 from lab import user as users
 
-# Seconds
-PATIENCE = 180
+# Seconds; helpers that compare everything read all of it twice.
+PATIENCE = 360 if os.environ.get('LOCALSTOR_VERIFY') == 'full' else 180
 # Of what wait_briefly() is told
 REPLACEMENT_TIMEOUT = 5
 ISCSID_CONF = '/etc/iscsi/iscsid.conf'

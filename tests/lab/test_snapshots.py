@@ -208,9 +208,8 @@ class ThinSnapshotTest(SnapshotTest):
 class ArrivingSnapshotTest(SnapshotTestCase):
     """Snapshots of a volume that a guest writes while it arrives."""
 
-    size = 2
-
     def setUp(self):
+        self.size = base.SIZE[self.volume_type]
         super().setUp()
         self.write_numbers()
         self.stop_writing()
