@@ -135,6 +135,26 @@ class RemoteConnectionTest(base.LabTestCase):
         self.assertEqual(home.name, self.home(volume).name)
 
 
+class MissingHandleTest(base.LabTestCase):
+    """The handle of a volume is gone, though its node has not started anew."""
+
+    volume_type = 'local'
+
+    def test_it_is_made_when_the_volume_is_attached(self):
+        volume = self.create(volume_type=self.volume_type)
+        home = self.home(volume)
+        local = self.attach(volume, home)
+        self.write(local)
+        content = self.checksum(local)
+        for node in (home, self.other(home)):
+            self.detach(local)
+            home.run(['dmsetup', 'remove', local.device])
+            local = self.attach(volume, node)
+            self.assertEqual(content, self.checksum(local))
+        self.wait_until_arrived(local)
+        self.assertEqual(content, self.checksum(local))
+
+
 class RefusedTest(base.LabTestCase):
     """An attachment that can't be says why and changes nothing."""
 
