@@ -3,8 +3,8 @@
 
 from tests.lab import base
 
-# MiB
-OFFSET, SIZE = 1200, 64
+# MiB, within the smallest volume that moves here
+OFFSET, SIZE = 500, 64
 
 
 class DiscardTest(base.MovedTestCase):
