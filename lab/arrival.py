@@ -7,10 +7,14 @@ import os
 import sys
 import time
 
+from cinder_localstor import opts
 from lab import errors
 from lab import node as nodes
 
 SECTOR = 512  # bytes
+# Of dm-clone, as the driver has it
+THRESHOLD, = (str(option.default) for option in opts.LOCALSTOR_OPTS
+              if option.name == 'localstor_hydration_threshold')
 PROGRAM = os.path.join(os.path.dirname(sys.executable), 'localstor-hydrator')
 
 
@@ -66,11 +70,17 @@ def wait_until_hydrating(node: nodes.Node, device: str, timeout: float
 def throttle(node: nodes.Node, device: str, rate: int | None = None) -> None:
     """Let a helper copy so many bytes per second, or as it was started with.
 
-    Where another engine works, or none does, nothing happens.
+    dm-clone knows no rate: it copies nothing then, though it says that it
+    hydrates.  Where nothing arrives, nothing happens.
     """
-    limits = ['--limit', str(rate), '--minimum', str(rate)] if rate else []
-    node.run([PROGRAM, 'throttle', '/run/localstor/' + _copy(device),
-              *limits], check=False)
+    copy = _copy(device)
+    told = node.run(['dmsetup', 'message', copy + '-clone', '0',
+                     'hydration_threshold', '0' if rate else THRESHOLD],
+                    check=False)
+    if told.returncode:
+        limits = ['--limit', str(rate), '--minimum', str(rate)] if rate else []
+        node.run([PROGRAM, 'throttle', '/run/localstor/' + copy, *limits],
+                 check=False)
 
 
 def _copy(device: str) -> str:

@@ -52,10 +52,6 @@ QUICK = {'localstor_monitor_interval': 2, 'volume_clear_size': 64,
          'localstor_transport': TRANSPORT}
 OPTIONS = {backend: {'localstor_data_path': path} | QUICK
            for backend, path in zip(configuration.BACKENDS, DATA_PATHS)}
-# GiB of a volume that is looked at in mid-move: dm-clone can't be held.
-SIZE = {backend: {'clone': 2, 'hydrator': 1}[path]
-        for backend, path in zip(configuration.BACKENDS, DATA_PATHS)}
-SIZE |= {'ipv6': SIZE['local'], 'thin-ipv6': SIZE['thin']}
 # dm-clone compares nothing.
 VERIFY = {'clone': 'off',
           'hydrator': os.environ.get('LOCALSTOR_VERIFY', 'sample')}
@@ -273,10 +269,7 @@ class LabTestCase(testtools.TestCase):
         return arrival.look(attachment.node, attachment.device)
 
     def hold_in_mid_move(self, attachment):
-        """Wait until hydration runs, and let a helper hardly go on.
-
-        dm-clone, which can't be told, takes its time anyhow.
-        """
+        """Wait until hydration runs, and let it hardly go on."""
         arrival.wait_until_hydrating(attachment.node, attachment.device,
                                      PATIENCE)
         self.held.append(attachment)
@@ -408,7 +401,7 @@ class MovedTestCase(LabTestCase):
 
     def setUp(self):
         super().setUp()
-        self.volume = self.create(SIZE[self.volume_type], self.volume_type)
+        self.volume = self.create(volume_type=self.volume_type)
         first = self.attach(self.volume, self.home(self.volume))
         self.write(first, size=20)
         self.content = self.checksum(first, size=20)

@@ -9,8 +9,7 @@ class ChainTestCase(base.LabTestCase):
 
     def setUp(self):
         super().setUp()
-        self.size = base.SIZE[self.volume_type]
-        self.volume = self.create(self.size, self.volume_type)
+        self.volume = self.create(volume_type=self.volume_type)
         home = self.home(self.volume)
         self.first, self.second, self.third = sorted(
             self.nodes, key=lambda node: node.name != home.name)
@@ -100,9 +99,9 @@ class ChainTest(ChainTestCase):
 
     def test_extend_in_mid_move_and_on(self):
         self.add(offset=1000)
-        self.user.extend_volume(self.volume, self.size + 1)
+        self.user.extend_volume(self.volume, 2)
         # Beyond what the move knows of, and over its end
-        self.add(offset=1024 * self.size - 8, size=20)
+        self.add(offset=1016, size=20)
         self.assert_whole()
         self.go_to(self.third)
         self.assert_arrives()

@@ -27,7 +27,6 @@ class EndTest(base.GuestTestCase):
     find_cloud = staticmethod(cloud)
 
     def setUp(self):
-        self.size = base.SIZE[self.volume_type]
         super().setUp()
         self.destination = self.other(self.source)
         self.move_on()

@@ -8,7 +8,6 @@ LOCALSTOR_TRANSPORT says.
 import uuid
 
 from cinder_localstor.node import nvme
-from lab import configuration
 from tests.lab import base
 
 SUBSYSTEMS = '/sys/kernel/config/nvmet/subsystems'
@@ -49,12 +48,9 @@ class NvmeTest(base.LabTestCase):
         super().setUp()
         if base.TRANSPORT != 'nvme-tcp':
             self.skipTest('LOCALSTOR_TRANSPORT is not nvme-tcp')
-        self.volume = self.create(base.SIZE[self.volume_type],
-                                  self.volume_type)
+        self.volume = self.create(volume_type=self.volume_type)
         self.source = self.home(self.volume)
         self.destination = self.other(self.source)
-        self.data_path = dict(zip(configuration.BACKENDS, base.DATA_PATHS))[
-            self.volume_type]
 
     def begin(self):
         first = self.attach(self.volume, self.source)
@@ -141,9 +137,7 @@ class NvmeTest(base.LabTestCase):
         self.source.kill()
         self.source.start()
         self.assertEqual(self.content, self.checksum(self.moved, size=20))
-        if self.data_path == 'hydrator':
-            # dm-clone can't be held, and may be done by now.
-            self.assert_not_written()
+        self.assert_not_written()
         self.wait_until_arrived(self.moved)
         self.assertEqual(self.content, self.checksum(self.moved, size=20))
 

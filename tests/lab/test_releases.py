@@ -46,8 +46,7 @@ class FormerTest(base.LabTestCase):
 
     def make(self, node):
         """A volume on a node, with content."""
-        volume = self.create(base.SIZE[self.volume_type], self.volume_type,
-                             node)
+        volume = self.create(volume_type=self.volume_type, node=node)
         attachment = self.attach(volume, node)
         self.write(attachment)
         content = self.checksum(attachment)

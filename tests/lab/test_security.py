@@ -16,8 +16,7 @@ class SecurityTestCase(base.LabTestCase):
 
     def setUp(self):
         super().setUp()
-        self.volume = self.create(base.SIZE[self.volume_type],
-                                  self.volume_type)
+        self.volume = self.create(volume_type=self.volume_type)
         self.source = self.home(self.volume)
         self.destination = self.other(self.source)
 

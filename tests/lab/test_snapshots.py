@@ -209,7 +209,6 @@ class ArrivingSnapshotTest(SnapshotTestCase):
     """Snapshots of a volume that a guest writes while it arrives."""
 
     def setUp(self):
-        self.size = base.SIZE[self.volume_type]
         super().setUp()
         self.write_numbers()
         self.stop_writing()
