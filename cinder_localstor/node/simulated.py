@@ -1013,10 +1013,13 @@ class SimulatedHydrators(interface.Hydrators):
                    for process in self.processes.values())
 
     def copy_in_background(self, most: int) -> None:
-        """What the helpers copy in a while, see `SimulatedNode.hydrate`."""
+        """What the helpers copy in a while, see `SimulatedNode.hydrate`; a
+        pause ends by itself in it.
+        """
         for process in self.processes.values():
-            if (process.started and process.limit != 0
-                    and not process.paused):
+            if process.paused:
+                process.paused = False
+            elif process.started and process.limit != 0:
                 process.arrival.hydrate(most)
 
 

@@ -330,6 +330,13 @@ class HydratorArrivingTest(ArrivingTest):
 
     data_path = 'hydrator'
 
+    def test_volume_goes_on_arriving_where_nobody_ends_the_pause(self):
+        # The service has died in it, and no guest reads or writes.
+        self.node.hydrators.pause(self.cloud.row(self.volume).name, 20)
+        self.cloud.settle()
+        self.assertIsNone(self.state())
+        self.assert_reads(self.volume)
+
 
 class ThinHydratorArrivingTest(ThinArrivingTest):
 
