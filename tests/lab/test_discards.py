@@ -3,7 +3,7 @@
 
 from tests.lab import base
 
-# MiB, within the smallest volume that moves here
+# MiB, within the GiB of the volume
 OFFSET, SIZE = 500, 64
 
 
