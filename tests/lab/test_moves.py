@@ -115,44 +115,30 @@ class HelperTest(InterruptedMoveTestCase):
         self.assert_arrives()
 
 
-class RemoteConnectionTest(base.LabTestCase):
-
-    volume_type = 'local'
+class RemoteConnectionTest(base.WrittenTestCase):
 
     def test_reader_without_an_instance_does_not_move_the_volume(self):
-        volume = self.create(volume_type=self.volume_type)
-        home = self.home(volume)
-        local = self.attach(volume, home)
-        self.write(local)
-        content = self.checksum(local)
-        self.detach(local)
-        reader = self.other(home)
-        remote = self.user.attach_remotely(volume, reader)
+        reader = self.other(self.source)
+        remote = self.user.attach_remotely(self.volume, reader)
         self.attachments.append(remote)
         self.assertEqual('iscsi', remote.connection['driver_volume_type'])
         with self.logged_in(remote) as disk:
-            self.assertEqual(content, self.checksum(disk))
-        self.assertEqual(home.name, self.home(volume).name)
+            self.assertEqual(self.content, self.checksum(disk))
+        self.assertEqual(self.source.name, self.home(self.volume).name)
 
 
-class MissingHandleTest(base.LabTestCase):
+class MissingHandleTest(base.WrittenTestCase):
     """The handle of a volume is gone, though its node has not started anew."""
 
-    volume_type = 'local'
-
     def test_it_is_made_when_the_volume_is_attached(self):
-        volume = self.create(volume_type=self.volume_type)
-        home = self.home(volume)
-        local = self.attach(volume, home)
-        self.write(local)
-        content = self.checksum(local)
-        for node in (home, self.other(home)):
+        local = self.attach(self.volume, self.source)
+        for node in (self.source, self.other(self.source)):
             self.detach(local)
-            home.run(['dmsetup', 'remove', local.device])
-            local = self.attach(volume, node)
-            self.assertEqual(content, self.checksum(local))
+            self.source.run(['dmsetup', 'remove', local.device])
+            local = self.attach(self.volume, node)
+            self.assertEqual(self.content, self.checksum(local))
         self.wait_until_arrived(local)
-        self.assertEqual(content, self.checksum(local))
+        self.assertEqual(self.content, self.checksum(local))
 
 
 class RefusedTest(base.LabTestCase):
