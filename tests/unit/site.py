@@ -948,6 +948,8 @@ class TestCase(base.TestCase):
         self.patch('cinder_localstor.peers.directory.own_identity',
                    return_value=[])
         self.patch('cinder_localstor.moves.scheduler.SOON', 0)
+        # Their services beat once, and many schedules take minutes.
+        self.override_config('service_down_time', 24 * 3600)
         # What has to wait is refused at once.
         self.patch('tenacity.stop_after_delay',
                    side_effect=lambda _seconds: tenacity.stop_after_attempt(
