@@ -3,6 +3,7 @@
 and a cloud of simulated nodes.
 """
 
+import logging
 import threading
 import time
 from typing import NamedTuple
@@ -96,6 +97,15 @@ class TestCase(test.TestCase):
                 errors.append(error)
         if errors:
             raise errors[0]
+
+    def forget_log(self):
+        """What was logged before is not told: that of thousands of histories
+        would be more than stestr keeps of a test, 4 MiB.
+        """
+        # See StandardLogging of Cinder's fixtures.
+        stream = logging.getLogger().handlers[0].stream
+        stream.seek(0)
+        stream.truncate()
 
     def share_database(self):
         """Let all threads of a test have its database.

@@ -198,6 +198,7 @@ class Site(base.Cloud):
         self.drivers: dict[str, localstor.LocalStorDriver] = {}
         case.site = self
         _empty_database(case.ctxt)
+        case.forget_log()
         super().__init__(case, hosts)
         for node in self.nodes.values():
             node.faults.choose = self.script.choose

@@ -259,6 +259,7 @@ class FaultTestCase(KeeperTestCase):
         self.power = power
         for part, host, name, nth in calls:
             self.plan = (part, host, simulated.Call(name, nth, fault))
+            self.forget_log()
             try:
                 self.live()
             except Exception as error:
