@@ -483,10 +483,10 @@ class Explorer:
 def _watched(schedule: Sequence[int], pipe: IO[bytes]) -> Iterator[None]:
     """Tell where an operation is that waits for something outside of all."""
     def tell(_number: int, frame: types.FrameType | None) -> None:
-        stacks = [''.join(traceback.format_stack(frame))]
-        stacks += [''.join(traceback.format_stack(found.gr_frame))
-                   for found in gc.get_objects()
-                   if isinstance(found, greenlet.greenlet) and found.gr_frame]
+        frames = [frame, *(found.gr_frame for found in gc.get_objects()
+                           if isinstance(found, greenlet.greenlet))]
+        stacks = [''.join(traceback.format_stack(one))
+                  for one in frames if one]
         # Eventlet's would wait in the loop that is waiting already.
         patcher.original('os').write(pipe.fileno(), pickle.dumps(Outcome(
             [], [], '', 'hangs after schedule %s:\n%s' % (

@@ -3,6 +3,7 @@
 import threading
 
 import ddt
+from eventlet import patcher
 from oslo_concurrency import lockutils
 
 from tests.unit import base
@@ -97,11 +98,14 @@ class ExplorerTest(base.TestCase):
         self.assertIn('deadlock: forth waits for lock localstor-two',
                       str(finding))
 
-    def test_operation_that_waits_for_ever_is_told(self):
+    # One lets eventlet's loop wait, the other is what runs.
+    @ddt.data(lambda: threading.Event().wait(),
+              lambda: patcher.original('time').sleep(60))
+    def test_operation_that_waits_for_ever_is_told(self, for_ever):
         self.patch('tests.unit.interleavings.PATIENCE', 3)
 
         def wait(counter):
-            threading.Event().wait()
+            for_ever()
 
         finding = self.assertRaises(
             interleavings.Finding,
